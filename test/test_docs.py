@@ -1,8 +1,9 @@
 """The documents: links lead somewhere, and commands work as they are printed. Standard library only.
 
-A command is a line of an indented block, or a piece of code in the README's table of questions. All of them run here, in the order
-of their page, on a tiny model, with these exceptions: those with a comment that says "needs ..." or "network" (what is missing here)
-or "hours" (then the command only shows its settings), ELSEWHERE (other tests run them), and those of bench/, a log of measurements.
+A command is a line of an indented block, or a piece of code in the README's table of questions. All of them run here,
+in the order of their page, on a tiny model, with these exceptions: those with a comment that says "needs ..." or
+"network" (what is missing here) or "hours" (then the command only shows its settings), ELSEWHERE (other tests run
+them), and those of bench/, a log of measurements.
 """
 import glob
 import json
@@ -22,11 +23,12 @@ try:
 except ImportError:
   matplotlib = None
 
-PAGES = [os.path.relpath(path, ROOT) for folder in ("", "attention", "bench", "docs", "docs/results", "emulation", "scripts", "test")
+FOLDERS = ("", "attention", "bench", "docs", "docs/results", "emulation", "scripts", "test")
+PAGES = [os.path.relpath(path, ROOT) for folder in FOLDERS
          for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.md")))]
 COMMAND = re.compile(r"(\./train|python3|bash|make|mpirun|torchrun|srun|sbatch|curl|kill|git|build/\S+)( |$)")
-ELSEWHERE = ("bash scripts/quickstart.sh", "bash scripts/test.sh", "bash scripts/install_deps.sh", "make",  # scripts/trial.sh
-             "kill", "bash scripts/newton.sh")  # test_resume.py, test_newton.py
+ELSEWHERE = ("bash scripts/quickstart.sh", "bash scripts/test.sh", "bash scripts/install_deps.sh", "make",
+             "kill", "bash scripts/newton.sh")  # scripts/trial.sh, test_resume.py, test_newton.py
 
 
 def text_of(page):
@@ -47,7 +49,8 @@ def commands(text):
 
 def anchors(text):
   """Those that GitHub makes of headings."""
-  return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)}
+  return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+          for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE)}
 
 
 class Pages(unittest.TestCase):
@@ -96,19 +99,23 @@ class Commands(Workspace):
     self.write("book.txt", TEXT * 80)
     self.write("FILE", TEXT * 80)
     self.write("prompts.jsonl", json.dumps({"prompt": "It was"}) + "\n")
-    self.write("pairs.jsonl", "".join(json.dumps({"prompt": f"{i} times? ", "answer": "It was.\n"}) + "\n" for i in range(200)))
+    self.write("pairs.jsonl", "".join(json.dumps({"prompt": f"{i} times? ", "answer": "It was.\n"}) + "\n"
+                                      for i in range(200)))
     self.write("hellaswag.bin", task_file(questions(20)))
-    config = {**CONFIG, "name": "NAME", "model": {**CONFIG["model"], "context": 128}, "batch": {"tokens": 256, "micro": 1},
-              "data": {"train": "train_1.bin", "val": "val.bin"}, "train": {"steps": 10}, "eval": {"every": 5, "tokens": 4096, "lengths": [128, 256]}, "checkpoint": {"every": 10},
-              "task": {"dir": "."}, "passkey": {"form": "compact", "trials": 2}}
+    config = {**CONFIG, "name": "NAME", "model": {**CONFIG["model"], "context": 128},
+              "batch": {"tokens": 256, "micro": 1}, "data": {"train": "train_1.bin", "val": "val.bin"},
+              "train": {"steps": 10}, "eval": {"every": 5, "tokens": 4096, "lengths": [128, 256]},
+              "checkpoint": {"every": 10}, "task": {"dir": "."}, "passkey": {"form": "compact", "trials": 2}}
     self.write("CONFIG.json", json.dumps(config))
     for name in ("train_1", "val"):
       self.write(f"values_{name}.bin", label_file([0.5, 1.0] * (len(TEXT) * 80), 2))
-    self.write("PROBE.json", json.dumps({**config, "name": "PROBE", "model": {**config["model"], "head": {"outputs": 2}}, "data": {
-        **config["data"], "labels": "values_train_1.bin", "val_labels": "values_val.bin"}}))
+    probe = {"model": {**config["model"], "head": {"outputs": 2}}, "data": {
+        **config["data"], "labels": "values_train_1.bin", "val_labels": "values_val.bin"}}
+    self.write("PROBE.json", json.dumps({**config, "name": "PROBE", **probe}))
+    as_expected = ["eval.lengths=128,256,512,1024,2048", "train.steps=500", "eval.every=500"]
     for run in ("NAME", "a", "b", "passkey", "quickstart_softmax", "quickstart_lssar"):
-      as_expected = ["eval.lengths=128,256,512,1024,2048", "train.steps=500", "eval.every=500"] if "quick" in run else []
-      self.run_command(["./train", "CONFIG.json", *(word for key in (f"name={run}", *as_expected) for word in ("--set", key))])
+      settings = [f"name={run}", *(as_expected if "quick" in run else [])]
+      self.run_command(["./train", "CONFIG.json", *(word for key in settings for word in ("--set", key))])
     for run in "ab":
       for question in ("--passkey", "--diagnostics"):
         self.run_command(["./train", f"runs/{run}", question, "--lengths", "128"])
@@ -116,8 +123,9 @@ class Commands(Workspace):
 
   def run_command(self, command):
     shell = isinstance(command, str)
+    path = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
     done = subprocess.run(command, shell=shell, cwd=self.folder, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "TRAIN": TRAIN, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"]})
+                          env={**os.environ, "TRAIN": TRAIN, "PATH": path})
     if "no picture: " in done.stderr and "matplotlib" in done.stderr and matplotlib is None:
       return
     self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -131,7 +139,7 @@ class Commands(Workspace):
           command += " --plan"
         elif "hours" in comment:
           command += " --print-config"
-        elif re.match(r"\./train (CONFIG|PROBE)\.json", command) and not re.search(r"--(resume|eval|dry-run|print-config)", command):
+        elif re.match(r"\./train (CONFIG|PROBE)\.json(?!.*--(resume|eval|dry-run|print-config))", command):
           command += " --overwrite"
         with self.subTest(page=page, command=command):
           self.run_command(command)

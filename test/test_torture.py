@@ -37,7 +37,8 @@ from support.workspace import CRASH, TEXT, default_signals, merged
 
 # None: not given. batch.tokens: in micro batches of a rank. Settings that a rule between them refuses are drawn again.
 VALUES = {
-    "name": ["tiny", "two words", "größe", "step_size_3"], "seed": [1, 2**64 - 1], "init": ["", "", "runs/first/step_00000001"],
+    "name": ["tiny", "two words", "größe", "step_size_3"], "seed": [1, 2**64 - 1],
+    "init": ["", "", "runs/first/step_00000001"],
     "threads": [1, 1, 2, 3], "model.layers": [1, 2, 3], "model.heads": [1, 2, 3], "model.channels": [8, 16, 24],
     "model.head_dim": [None, 4, 6, 11, 16], "model.context": [2, 7, 16, 33], "model.vocab": [128, 256, 300],
     "model.mlp_ratio": [1, 2, 4], "model.rope_base": [10, 10000], "model.rope_fraction": [0, 0.5, 1],
@@ -52,14 +53,15 @@ VALUES = {
     "optimizer.lr": [0, 1e-4, 1e-3, 1e-2], "optimizer.beta1": [0, 0.9], "optimizer.beta2": [0.95, 0.999],
     "optimizer.eps": [1e-8, 1e-4], "optimizer.weight_decay": [0, 0.1], "optimizer.grad_clip": [0, 0.1, 1],
     "optimizer.warmup_steps": [0, 1, 9], "optimizer.final_lr_fraction": [0, 0.1], "optimizer.decay_fraction": [0.2, 1],
-    "optimizer.skip_spikes": [0, 0, 1.5], "optimizer.schedule_start": [0], "train.steps": [1, 12, 20, 30], "train.tokens": [None, None, 1],
-    "train.zero_stage": [0, 1], "eval.every": [0, 1, 5], "eval.tokens": [1, 100, 300], "eval.batch": [None, 1, 3],
-    "eval.lengths": [None, [1], [5, 40]], "eval.window": [0, 0, 4], "eval.sink_tokens": [0, 1],
-    "checkpoint.every": [0, 1, 2, 4, 4, 7], "checkpoint.minutes": [0, 0, 1e-4], "checkpoint.keep": [1, 2, 5],
-    "generate.every": [0, 0, 3], "generate.tokens": [1, 9], "generate.prompt": ["", "It was"],
-    "generate.stop": ["", "."], "generate.temperature": [0, 1], "generate.top_k": [0, 5],
-    "generate.tokenizer_dir": ["", "vocabulary"], "passkey.trials": [1], "passkey.depths": [2],
-    "passkey.examples": ["", "prompts"], "task.every": [0, 0, 4], "task.names": [["a"], ["a", "b"]], "task.dir": ["."],
+    "optimizer.skip_spikes": [0, 0, 1.5], "optimizer.schedule_start": [0], "train.steps": [1, 12, 20, 30],
+    "train.tokens": [None, None, 1], "train.zero_stage": [0, 1], "eval.every": [0, 1, 5], "eval.tokens": [1, 100, 300],
+    "eval.batch": [None, 1, 3], "eval.lengths": [None, [1], [5, 40]], "eval.window": [0, 0, 4],
+    "eval.sink_tokens": [0, 1], "checkpoint.every": [0, 1, 2, 4, 4, 7], "checkpoint.minutes": [0, 0, 1e-4],
+    "checkpoint.keep": [1, 2, 5], "generate.every": [0, 0, 3], "generate.tokens": [1, 9],
+    "generate.prompt": ["", "It was"], "generate.stop": ["", "."], "generate.temperature": [0, 1],
+    "generate.top_k": [0, 5], "generate.tokenizer_dir": ["", "vocabulary"], "passkey.trials": [1],
+    "passkey.depths": [2], "passkey.examples": ["", "prompts"], "task.every": [0, 0, 4],
+    "task.names": [["a"], ["a", "b"]], "task.dir": ["."],
     "task.limit": [0, 3], "task.max_length": [None, 9], "task.samples": ["", "samples"], "diagnostics.every": [0, 0, 5],
     "diagnostics.tokens": [1, 100], "plan.memory": [""], "plan.ranks": [0], "log.every": [1, 3],
     "log.groups_every": [0, 0, 2]}

@@ -1,4 +1,4 @@
-"""The order of writes to the disk, and disks that fail: a preloaded library records ./train's calls, or makes them fail.
+"""The order of writes to the disk, and disks that fail: a preloaded library records ./train's calls or makes them fail.
 
 Standard library and g++ only.
 """
@@ -118,7 +118,8 @@ class Disk(Runs):
     expected = self.outcome(20)
     code, errors, _ = self.calls("--eval", "--resume", fail="pread step_00000020/model.safetensors")
     self.assertEqual(code, 0)
-    self.assertRegex(errors, "^warning: skipped the unreadable checkpoint runs/tiny/step_00000020: .*Input/output error$")
+    self.assertRegex(errors,
+                     "^warning: skipped the unreadable checkpoint runs/tiny/step_00000020: .*Input/output error$")
     self.assertEqual(self.steps(), [10, 20])
     code, errors, _ = self.calls("--resume", "runs/tiny/step_00000020", fail="pread step_00000020/model.safetensors")
     self.assertEqual((code, self.steps()), (1, [10, 20]))

@@ -1,5 +1,5 @@
-"""The files of a step_N folder for Hugging Face transformers, read without that library: scripts/compare.py transformers
-opens the folders with it and compares. test_runs.py tests that runs start from such files. Standard library only, but
+"""The files of a step_N folder for Hugging Face transformers, read without that library: scripts/compare.py
+transformers opens the folders with it. test_runs.py tests that runs start from such files. Standard library only, but
 for a comparison of tokens where transformers is installed.
 """
 import ast

@@ -30,8 +30,8 @@ class Interrupted(Runs):
         self.assertEqual(self.outcome(), expected)
 
   def test_killed_at_random_moments(self):
-    self.kill_at_random_moments(seed=4, longest=1 / 3, kill=lambda process, _: process.kill(), codes=(0, -signal.SIGKILL),
-                                errors="^$")  # no checkpoint was found damaged
+    self.kill_at_random_moments(seed=4, longest=1 / 3, kill=lambda process, _: process.kill(),
+                                codes=(0, -signal.SIGKILL), errors="^$")  # no checkpoint was found damaged
 
   def test_another_schedule_keeps_the_optimizers_state(self):
     constant = {"optimizer__schedule": "constant", "optimizer__warmup_steps": 0}
@@ -114,7 +114,8 @@ class Interrupted(Runs):
       self.run_bad("--resume", place, "--overwrite", names=["runs/tiny/old_steps", "--overwrite deletes it", "name="])
     os.rename(self.path("runs/tiny/step_00000040"), self.path("gone"))
     for flags in ((), ("--eval",)):
-      self.run_bad("--resume", *flags, names=["all checkpoints of runs/tiny were moved away", "--resume runs/tiny/old_steps --set"])
+      self.run_bad("--resume", *flags, names=["all checkpoints of runs/tiny were moved away",
+                                              "--resume runs/tiny/old_steps --set"])
     self.run_bad(names=["in old_steps; replace"])
     self.run_ok("--resume", "runs/tiny/old_steps/step_00000030", name="other")
     self.assertEqual(self.outcome(run="other"), expected)
@@ -173,12 +174,13 @@ class Interrupted(Runs):
     self.run_ok(**changes)
     longer = {**changes, "train__steps": 80}
     done = self.run_bad("--resume", **longer, names=[
-        r"earlier checkpoint \(--resume runs/tiny/step_00000030 can\), begin another schedule .*=40\), or begin another run with these weights "
-        r"\(--set name=\.\.\. --set init=runs/tiny/step_00000040, without --resume\)"])
+        r"earlier checkpoint \(--resume runs/tiny/step_00000030 can\), begin another schedule .*=40\), or begin "
+        r"another run with these weights \(--set name=\.\.\. --set init=runs/tiny/step_00000040, without --resume\)"])
     self.assertNotIn("continuing", done.stdout)
     self.run_bad("--resume", "runs/tiny", **longer, name="other",
                  names=[r"weights \(--set init=runs/tiny/step_00000040, without"])
-    self.run_bad("--resume", **{**longer, "optimizer__schedule": "cosine"}, names=["restore the old values, begin another schedule here"])
+    self.run_bad("--resume", **{**longer, "optimizer__schedule": "cosine"},
+                 names=["restore the old values, begin another schedule here"])
     done = self.run_bad("--resume", "runs/tiny/step_00000030", "--gpus", "3", **longer, names=["x ranks"])
     self.assertNotIn("continuing", done.stdout)
     self.assertIn("continuing", self.run_ok("--resume", "runs/tiny/step_00000030", **longer).stdout)
@@ -206,7 +208,8 @@ class Interrupted(Runs):
       self.assertIn("is not in runs/ of this folder", self.train(folder, "--eval", code=2, within=within).stderr)
     self.train("elsewhere/tiny", "--generate", "It was")
     self.train("elsewhere/tiny", "--eval", "--set", "name=fourth")
-    self.assertEqual(original, {name: digest for name, digest in self.run_digests().items() if name.startswith("runs/tiny/")})
+    kept = {name: digest for name, digest in self.run_digests().items() if name.startswith("runs/tiny/")}
+    self.assertEqual(original, kept)
 
   def test_names_that_are_no_configuration(self):
     self.run_ok()
@@ -230,7 +233,8 @@ class Interrupted(Runs):
       self.assertIn(said, self.train(*arguments, code=2).stderr)
     self.remove_checkpoints(40)
     self.train("runs/tiny")
-    self.assertEqual([self.digest(self.path(place, "tiny/step_00000040/model.safetensors")) for place in ("before", "runs")],
+    self.assertEqual([self.digest(self.path(place, "tiny/step_00000040/model.safetensors"))
+                      for place in ("before", "runs")],
                      [self.digest(self.path("before/tiny/step_00000040/model.safetensors"))] * 2)
 
   def test_beginnings_and_ends(self):
@@ -503,8 +507,9 @@ class Damage(Runs):
           file.write(bytes(1000000))
     code, _, errors = self.ended(process)
     self.assertEqual(code, 1)
-    self.assertRegex(errors, r"^step \d+: cannot write runs/tiny/metrics.jsonl: No space left on device\. Training stops; "
-                             rf"the last checkpoint, runs/tiny/step_{self.steps()[0]:08d}, is intact")
+    self.assertRegex(errors,
+                     r"^step \d+: cannot write runs/tiny/metrics.jsonl: No space left on device\. Training stops; "
+                     rf"the last checkpoint, runs/tiny/step_{self.steps()[0]:08d}, is intact")
 
   def test_full_disk(self):
     self.small_disk("480k")
@@ -514,7 +519,8 @@ class Damage(Runs):
     self.assertIn(kept, ([10, 20], [10, 20, 30]))
     # This is the usual error, but a line of metrics.jsonl may hit the full disk first.
     self.assertRegex(done.stderr, rf"the checkpoint of step {kept[-1] + 10} could not be written: .*No space left on "
-                                  rf"device.*step_{kept[-1]:08d}|step \d+: .*metrics.jsonl: No space left on device.*step_\d+")
+                                  rf"device.*step_{kept[-1]:08d}|"
+                                  r"step \d+: .*metrics.jsonl: No space left on device.*step_\d+")
     self.assertNotRegex(done.stderr, CRASH)
     self.assertEqual([name for name in os.listdir(self.path("runs/tiny")) if name.startswith(".tmp")], [])
     subprocess.run(["mount", "-o", "remount,size=10m", self.path("runs")], check=True)

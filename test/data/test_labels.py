@@ -1,5 +1,5 @@
-"""Training on labels: what a position predicts instead of the next token, or that it predicts nothing. The comparison with
-PyTorch is skipped where torch or transformers is missing.
+"""Training on labels: what a position predicts instead of the next token, or that it predicts nothing. The comparison
+with PyTorch is skipped where torch or transformers is missing.
 """
 import array
 import os
@@ -69,7 +69,8 @@ class Steps(LabelRuns):
       self.assertEqual(done.stderr.count("no label"), 1)
       lines = self.metrics(f"ranks{ranks}", "train")
       self.assertEqual([line["step"] for line in lines if line["loss"] is None or line["grad_norm"] is None], [1, 4])
-      self.assertEqual([(line["step"], line["skipped"]) for line in self.metrics(f"ranks{ranks}", "skip")], [(1, 1), (4, 2)])
+      self.assertEqual([(line["step"], line["skipped"]) for line in self.metrics(f"ranks{ranks}", "skip")],
+                       [(1, 1), (4, 2)])
       self.run_ok("--gpus", ranks, "--overwrite", **changes)
       self.remove_checkpoints(10, 12)
       self.run_ok("--gpus", ranks, "--resume", **changes)
@@ -78,18 +79,21 @@ class Steps(LabelRuns):
     for one, two in zip(*outcomes):
       self.assertLess(abs(one / two - 1), 1e-5)
     # Not even the weight decay of such an update is made.
-    weights = [self.run_ok("--overwrite", train__steps=1, **changes), self.bytes_of("runs/tiny/step_00000001/model.safetensors")]
+    weights = [self.run_ok("--overwrite", train__steps=1, **changes),
+               self.bytes_of("runs/tiny/step_00000001/model.safetensors")]
     self.run_ok("--overwrite", train__steps=1, optimizer__lr=0)
     self.assertEqual(weights[1], self.bytes_of("runs/tiny/step_00000001/model.safetensors"))
 
   def test_other_labels_are_another_run(self):
     self.write_labels(some)
     self.run_ok(**LABELS)
-    self.run_bad("--resume", names=["data.train, shard 3", "labels_train_000000.bin", "no further shard"], train__steps=20)
+    self.run_bad("--resume", names=["data.train, shard 3", "labels_train_000000.bin", "no further shard"],
+                 train__steps=20)
     self.write_labels(lambda tokens: some(tokens, 2))
     self.run_bad("--resume", names=["data.train, shard 3", "labels_train_000000.bin"], train__steps=20, **LABELS)
     self.write_labels(some)
-    self.run_bad("--resume", names=["train.label_mean", "sequence"], train__steps=20, train__label_mean="sequence", **LABELS)
+    self.run_bad("--resume", names=["train.label_mean", "sequence"], train__steps=20,
+                 train__label_mean="sequence", **LABELS)
 
 
 class Losses(LabelRuns):
@@ -132,7 +136,8 @@ class Losses(LabelRuns):
     tokens = list(SHARDS["val"])
     self.bad(names=["data.val_labels", "not a label file"], data__val_labels="val.bin")
     self.write("none.bin", label_file([NONE] * (len(tokens) - 1) + [1]))
-    self.bad("--eval", names=["data.val_labels", "none of the .* windows"], wrote_nothing=False, data__val_labels="none.bin", eval__tokens=100)
+    self.bad("--eval", names=["data.val_labels", "none of the .* windows"], wrote_nothing=False,
+             data__val_labels="none.bin", eval__tokens=100)
     late = [256 if at == 2000 else token for at, token in enumerate(following(list(TEXT) * 24))]
     self.write("train_000000.bin", shard(TEXT * 24))
     self.write("labels_train_000000.bin", label_file(late))
@@ -144,8 +149,8 @@ class Gradients(LabelRuns):
   """Of the first step, against PyTorch's."""
 
   def expected(self, loss_of):
-    """The loss and the gradients, by name, that PyTorch computes for the first step: loss_of(model, inputs [B, T], first)
-    of its windows, which begin at `first` of the first shard."""
+    """The loss and the gradients, by name, that PyTorch computes for the first step: loss_of(model, inputs [B, T],
+    first) of its windows, which begin at `first` of the first shard."""
     folder = self.path("runs/tiny/step_00000001")
     model = PlusGPTLMHeadModel(PlusGPTConfig.from_pretrained(folder))
     weights = {name: torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
@@ -157,7 +162,8 @@ class Gradients(LabelRuns):
     return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
   def compare(self, loss_of, **changes):
-    changes = {"init": "runs/tiny/step_00000001", "data__shuffle": False, "batch__micro": 2, "precision": "fp32", **changes}
+    changes = {"init": "runs/tiny/step_00000001", "data__shuffle": False, "batch__micro": 2,
+               "precision": "fp32", **changes}
     expected_loss, expected = self.expected(loss_of)
     said = self.run_ok("--dump-gradients", "gradients.safetensors", name="other", **changes).stdout
     self.assertLess(abs(float(said.split("loss ")[-1].split()[0]) - expected_loss), 1e-4 * abs(expected_loss))
@@ -174,7 +180,8 @@ class Autograd(Gradients):
     self.write_labels(some)
     labels = torch.tensor(some(list(SHARDS["train_000000"])))
     for variant in ("softmax", "lssar"):
-      self.run_ok("--overwrite", train__steps=1, eval__every=0, optimizer__lr=0.1, optimizer__warmup_steps=0, attention__variant=variant)
+      self.run_ok("--overwrite", train__steps=1, eval__every=0, optimizer__lr=0.1, optimizer__warmup_steps=0,
+                  attention__variant=variant)
       for mean in ("batch", "sequence"):
         def loss_of(model, inputs, first):
           wanted = labels[first].where(labels[first] != NONE, -100)

@@ -37,7 +37,8 @@ attention() { # $1: the bug to plant; prints the program's output
     --gtest_filter='AttentionTest/2.EqualKeys:AttentionTest/3.EqualKeys:AttentionTest/3.Causal' 2>&1
 }
 failed=0
-clean=$(attention '') && ! grep -q '^ptx: ' <<< "$clean" || { echo "planted_bugs_ptx.sh: without a bug: $clean" >&2; failed=1; }
+clean=$(attention '') && ! grep -q '^ptx: ' <<< "$clean" ||
+  { echo "planted_bugs_ptx.sh: without a bug: $clean" >&2; failed=1; }
 planted=0
 trim() { sed 's/^ *//; s/ *$//' <<< "$1"; }
 while IFS='|' read -r bug kernel what becomes which pattern; do

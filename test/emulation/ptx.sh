@@ -40,7 +40,8 @@ for mode in $modes; do
     cut -c1-1000 "$build/failed.$mode"
     failed=1
   else
-    echo "PTX, asynchronous work $mode: $(cat "$build"/*."$mode".log | awk '/PASSED/ { n += $4 } END { print n }') tests passed"
+    passed=$(cat "$build"/*."$mode".log | awk '/PASSED/ { n += $4 } END { print n }')
+    echo "PTX, asynchronous work $mode: $passed tests passed"
   fi
 done
 [ ! -x "$build/test_hopper" ] || bash test/emulation/planted_bugs_ptx.sh "$build" || failed=1

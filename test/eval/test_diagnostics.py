@@ -6,10 +6,11 @@ from support.workspace import Workspace, floats, read_safetensors, shard, write_
 
 import metrics  # from SCRIPTS
 
-HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "max", "reach", "distance", "d50", "d90"}
+HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "max", "reach", "distance",
+        "d50", "d90"}
 LAYER = {"max", "median", "massive", "gate", "out_abs", "out_below", "zeros_by_position", "survivors", "heads"}
-LINE = {"type", "step", "tokens", "length", "sequences", "start", "weights", "first_token", "sink_rate", "entropy", "entropy_norm",
-        "m_act", "gate", "zeros", "layers"}
+LINE = {"type", "step", "tokens", "length", "sequences", "start", "weights", "first_token", "sink_rate", "entropy",
+        "entropy_norm", "m_act", "gate", "zeros", "layers"}
 
 
 def norm(values):
@@ -88,7 +89,8 @@ class Diagnostics(Workspace):
       self.assertTrue(1 <= layer["survivors"][0] <= 16)
 
   def test_layers_that_differ(self):
-    self.ok("--diagnostics", attention__variant="lssar_softplus_gated", attention__layers=["unrotated", "softmax_ungated"])
+    self.ok("--diagnostics", attention__variant="lssar_softplus_gated",
+            attention__layers=["unrotated", "softmax_ungated"])
     line, = self.metrics(kind="diagnostics")
     self.assertEqual(line["gate"], 1)  # of the layer that has one
     gated, ungated = line["layers"]
@@ -98,7 +100,8 @@ class Diagnostics(Workspace):
 
   def test_every_gate_position(self):
     for position in ("sdpa", "value", "key", "query", "output"):
-      self.ok("--diagnostics", name=position, attention__gate={"activation": "sigmoid", "position": position, "weight_init": "zero"})
+      gate = {"activation": "sigmoid", "position": position, "weight_init": "zero"}
+      self.ok("--diagnostics", name=position, attention__gate=gate)
       line, = self.metrics(position, "diagnostics")
       self.assertEqual(line["gate"], 0.5)
       for layer in line["layers"]:
@@ -132,16 +135,18 @@ class Diagnostics(Workspace):
     self.ok("--diagnostics", model__vocab=50257, generate=None, diagnostics__start="document")
     line, = self.metrics(kind="diagnostics")
     self.assertEqual((line["sequences"], line["start"]), (2, "document"))
-    self.bad("--diagnostics", "--lengths", "98", wrote_nothing=False, model__vocab=50257, generate=None, diagnostics__start="document",
-             names=["98 tokens in a row"])
+    self.bad("--diagnostics", "--lengths", "98", wrote_nothing=False, model__vocab=50257, generate=None,
+             diagnostics__start="document", names=["98 tokens in a row"])
 
   def test_weights_that_are_not_finite(self):
     self.ok()
     tensors = read_safetensors(self.model())
     kind, shape, data = tensors["ln_f.weight"]
-    write_safetensors(self.path("fine/model.safetensors"), {**tensors, "ln_f.weight": (kind, shape, b"\xff" * len(data))})
+    write_safetensors(self.path("fine/model.safetensors"),
+                      {**tensors, "ln_f.weight": (kind, shape, b"\xff" * len(data))})
     kind, shape, data = tensors["h.0.ln_1.weight"]
-    write_safetensors(self.path("bad/model.safetensors"), {**tensors, "h.0.ln_1.weight": (kind, shape, b"\xff" * len(data))})
+    write_safetensors(self.path("bad/model.safetensors"),
+                      {**tensors, "h.0.ln_1.weight": (kind, shape, b"\xff" * len(data))})
     self.ok("--diagnostics", name="fine", init="fine")  # it looks at the residual stream, before ln_f
     done = self.call("--diagnostics", name="bad", init="bad")
     self.assertEqual(done.returncode, 1)
@@ -154,17 +159,22 @@ class Diagnostics(Workspace):
     losses = {line["step"]: line for line in self.metrics(kind="train")}
     lines = self.metrics(kind="groups")
     self.assertEqual([line["step"] for line in lines], [1, 2, 3, 4])
-    groups = ["layernorm", "attn.q", "attn.k", "attn.v", "attn.c_gate", "other", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]
-    self.assertEqual(list(lines[0]["norms"]), ["wte", *(f"h.{l}.{name}" for l in (0, 1) for name in groups), "layernorm"])
+    groups = ["layernorm", "attn.q", "attn.k", "attn.v", "attn.c_gate", "other", "attn.c_proj", "mlp.c_fc",
+              "mlp.c_proj"]
+    self.assertEqual(list(lines[0]["norms"]),
+                     ["wte", *(f"h.{l}.{name}" for l in (0, 1) for name in groups), "layernorm"])
     for line in lines:
       self.assertAlmostEqual(norm(g for g, _, _ in line["norms"].values()), losses[line["step"]]["grad_norm"],
                              delta=1e-5 * losses[line["step"]]["grad_norm"])
-    now, before = ({name: list(floats(data)) for name, (_, _, data) in read_safetensors(self.model(step=step)).items()} for step in (4, 3))
-    strip = lambda weights, part: [x for row in range(16) for x in weights["h.1.attn.c_attn.weight"][48 * row + 16 * part:][:16]] + \
-        weights["h.1.attn.c_attn.bias"][16 * part:16 * part + 16]
+    now, before = ({name: list(floats(data)) for name, (_, _, data) in read_safetensors(self.model(step=step)).items()}
+                   for step in (4, 3))
+    columns = lambda row, part: row[16 * part:][:16]
+    strip = lambda weights, part: [x for row in range(16) for x in columns(
+        weights["h.1.attn.c_attn.weight"][48 * row:], part)] + columns(weights["h.1.attn.c_attn.bias"], part)
     both = lambda weights, name: weights[name + ".weight"] + weights[name + ".bias"]
-    for name, of in (("wte", lambda w: w["wte.weight"]), ("h.1.attn.k", lambda w: strip(w, 1)), ("h.1.attn.v", lambda w: strip(w, 2)),
-                     ("h.0.attn.c_gate", lambda w: both(w, "h.0.attn.c_gate")), ("h.0.mlp.c_proj", lambda w: both(w, "h.0.mlp.c_proj")),
+    for name, of in (("wte", lambda w: w["wte.weight"]), ("h.1.attn.k", lambda w: strip(w, 1)),
+                     ("h.1.attn.v", lambda w: strip(w, 2)), ("h.0.attn.c_gate", lambda w: both(w, "h.0.attn.c_gate")),
+                     ("h.0.mlp.c_proj", lambda w: both(w, "h.0.mlp.c_proj")),
                      ("h.1.layernorm", lambda w: both(w, "h.1.ln_1") + both(w, "h.1.ln_2"))):
       _, weight, update = lines[-1]["norms"][name]
       self.assertAlmostEqual(weight, norm(of(now)), delta=1e-5 * weight)

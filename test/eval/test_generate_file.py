@@ -32,7 +32,8 @@ class GenerateFile(RankRuns):
     stop = found[0]["completion"][4:6]
     first, = self.answers(prompts=[{"prompt": texts[0]}], generate__stop=stop)
     self.assertEqual(first["completion"], found[0]["completion"].partition(stop)[0])
-    self.assertEqual(self.answers("--gpus", "2", prompts=[{"prompt": texts[0]}]), [{"completion": found[0]["completion"]}])
+    self.assertEqual(self.answers("--gpus", "2", prompts=[{"prompt": texts[0]}]),
+                     [{"completion": found[0]["completion"]}])
 
   def test_sampling_has_a_seed_for_each_line(self):
     prompts = [{"prompt": "It was"}] * 3
@@ -46,24 +47,28 @@ class GenerateFile(RankRuns):
     self.assertEqual(len(one["completion"]), 12)
     both = self.answers(prompts=[{"prompt": text}, {"prompt": text * 3}], **settings)
     self.assertEqual(both[0], one)  # whatever else the file holds
-    other, = self.answers(prompts=[{"prompt": "#" * 70 + text[70:]}], **settings)  # the last 30 are the same, more than the context
+    # The last 30 tokens are the same, and more than the context.
+    other, = self.answers(prompts=[{"prompt": "#" * 70 + text[70:]}], **settings)
     self.assertNotEqual(other, one)
 
   def test_bad_input(self):
-    for text, parts in (('{"prompt": "a"}\n{"promt": "b"}\n', ["line 2", '"prompt"']), ("[1]\n", ["line 1"]), ("{\n", ["line 1", "JSON"]),
-                        ("\n", ["no lines"]), ('{"prompt": 7}\n', ["line 1"]), (b'{"prompt": "\xff"}\n', ["line 1", "UTF-8"])):
+    for text, parts in (('{"prompt": "a"}\n{"promt": "b"}\n', ["line 2", '"prompt"']), ("[1]\n", ["line 1"]),
+                        ("{\n", ["line 1", "JSON"]), ("\n", ["no lines"]), ('{"prompt": 7}\n', ["line 1"]),
+                        (b'{"prompt": "\xff"}\n', ["line 1", "UTF-8"])):
       self.write("p.jsonl", text)
-      self.bad("--resume", "--generate-file", "p.jsonl", names=["--generate-file", *parts], wrote_nothing=False, **self.changes)
+      self.bad("--resume", "--generate-file", "p.jsonl", names=["--generate-file", *parts], wrote_nothing=False,
+               **self.changes)
     self.bad("--resume", "--generate-file", "absent", names=["absent"], wrote_nothing=False, **self.changes)
     self.bad("--generate-file", "p.jsonl", "--generate", "x", names=["--generate"], wrote_nothing=False)
     self.bad("--generate-file", "", names=["--generate-file"], wrote_nothing=False)
     self.write("p.jsonl", '{"prompt": "It was"}\n{"prompt": "It was the best"}\n')
-    self.bad("--generate-file", "p.jsonl", names=["line 2", "15 tokens", "generate.tokens = 12", "24 positions", "learned"], name="x",
-             model__position="learned", wrote_nothing=False, **self.changes)
-    self.bad("--generate-file", "p.jsonl", names=["model.vocab = 100", "tokenizer"], name="x", model__vocab=100, wrote_nothing=False,
-             generate__tokens=2)
+    self.bad("--generate-file", "p.jsonl", name="x", model__position="learned", wrote_nothing=False, **self.changes,
+             names=["line 2", "15 tokens", "generate.tokens = 12", "24 positions", "learned"])
+    self.bad("--generate-file", "p.jsonl", names=["model.vocab = 100", "tokenizer"], name="x", model__vocab=100,
+             wrote_nothing=False, generate__tokens=2)
     with open("/dev/full", "w") as full:
-      done = subprocess.run([TRAIN, "runs/tiny", "--generate-file", "p.jsonl"], cwd=self.folder, stdout=full, stderr=subprocess.PIPE, text=True)
+      done = subprocess.run([TRAIN, "runs/tiny", "--generate-file", "p.jsonl"], cwd=self.folder, stdout=full,
+                            stderr=subprocess.PIPE, text=True)
     self.assertEqual(done.returncode, 1)
     self.assertIn("standard output", done.stderr)
     self.assertNotRegex(done.stderr, CRASH)

@@ -12,7 +12,8 @@ import metrics  # from SCRIPTS
 import section_answers
 
 COMPACT = {"passkey__form": "compact", "passkey__trials": 3, "passkey__depths": 3}
-KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control", "stderr", "weights"}
+KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control",
+        "stderr", "weights"}
 
 
 class Passkey(Workspace, ScriptTest):
@@ -34,9 +35,12 @@ class Passkey(Workspace, ScriptTest):
   def test_bad_input(self):
     self.bad("--passkey", names=["passkey.form", "compct", 'did you mean "compact"'], passkey__form="compct")
     self.bad("--passkey", names=["length 16"], **COMPACT)  # eval.lengths
-    self.bad("--passkey", "--lengths", "100", names=["--lengths = 100", "learned", "16"], model__position="learned", **COMPACT)
-    self.bad("--passkey", "--lengths", "100", names=["passkey.examples", "absent/x"], passkey__examples="absent/x", **COMPACT)
-    self.bad("--passkey", "--lengths", "100", names=["passkey.examples", "config.json", "exists"], passkey__examples="config.json", **COMPACT)
+    self.bad("--passkey", "--lengths", "100", names=["--lengths = 100", "learned", "16"],
+             model__position="learned", **COMPACT)
+    self.bad("--passkey", "--lengths", "100", names=["passkey.examples", "absent/x"],
+             passkey__examples="absent/x", **COMPACT)
+    self.bad("--passkey", "--lengths", "100", names=["passkey.examples", "config.json", "exists"],
+             passkey__examples="config.json", **COMPACT)
     self.bad("--passkey", "--lengths", "100,90,100", names=["--lengths names 100 twice"], **COMPACT)
     self.bad("--passkey", passkey__trials=0, names=["passkey.trials"])
     self.bad("--passkey", passkey__depths=1, names=["passkey.depths"])
@@ -45,7 +49,8 @@ class Passkey(Workspace, ScriptTest):
     self.bad("--passkey", "--lengths", "1000,200", names=["landmark", "length 200", "passkey.form=compact"], **gpt2)
 
   def test_a_fresh_model_finds_nothing(self):
-    done = self.ok("--passkey", "--lengths", "68,300", passkey__examples="prompts.jsonl", data__train="absent", **COMPACT)
+    done = self.ok("--passkey", "--lengths", "68,300", passkey__examples="prompts.jsonl",
+                   data__train="absent", **COMPACT)
     self.assertRegex(done.stdout, r"\n +300 \|    0    0    0 \|   0\.0   0\.0  \|  5\.\d\d .*\| +0\.0\n")
     self.assertRegex(done.stdout, r"\n +32 to     63 \|   0\.0 of 12 prompts\n")  # all of 68 tokens, and depth 1 of 300
     start, *lines = self.metrics()
@@ -63,7 +68,8 @@ class Passkey(Workspace, ScriptTest):
     self.assertEqual(len(prompts), 2 * 3 * 3)
     for prompt in prompts:
       self.assertEqual(len(prompt["prompt"]), prompt["length"] - len(" 12345."))
-      before, key = re.fullmatch(r"(.*)The key is (\d+)\. Remember \2\. .*What is the key\? The key is", prompt["prompt"]).groups()
+      before, key = re.fullmatch(r"(.*)The key is (\d+)\. Remember \2\. .*What is the key\? The key is",
+                                 prompt["prompt"]).groups()
       self.assertEqual((key, len(before)), (prompt["key"], int(prompt["depth"] * (prompt["length"] - 68))))
 
   def test_landmark(self):
@@ -72,7 +78,8 @@ class Passkey(Workspace, ScriptTest):
     entry, = self.metrics(kind="passkey")
     self.assertEqual((entry["form"], entry["exact"]), ("landmark", [0, 0]))
     prompts = [json.loads(line)["prompt"] for line in self.bytes_of("prompts.jsonl").splitlines()]
-    self.assertRegex(prompts[0], r"^There is an important info.* there\.\n\nThe pass key is (\d+)\. Remember it\. \1 is the pass key\.\n"
+    self.assertRegex(prompts[0], r"^There is an important info.* there\.\n\n"
+                                 r"The pass key is (\d+)\. Remember it\. \1 is the pass key\.\n"
                                  r"The grass is green\. .*\nWhat is the pass key\? The pass key is$")
     self.assertEqual(len(set(prompts)), 4)
 
@@ -145,8 +152,8 @@ class Passkey(Workspace, ScriptTest):
 
   def test_labels_of_gpt2_tokens(self):
     self.vocabulary()
-    self.script("make", "--length", 120, "--samples", 20, "--tokenizer", "gpt2", "--tokenizer-dir", "vocabulary", "--train", TRAIN,
-                "--repeats", 0, "--labels", "--out", "made", "--name", "x")
+    self.script("make", "--length", 120, "--samples", 20, "--tokenizer", "gpt2", "--tokenizer-dir", "vocabulary",
+                "--train", TRAIN, "--repeats", 0, "--labels", "--out", "made", "--name", "x")
     labels = array.array("H", self.bytes_of("made/x_labels_train_000000.bin")[1024:])
     for number, sample in enumerate(self.samples("made/x_train_000000.bin", 120)):
       row = labels[120 * number:120 * number + 120].tolist()
@@ -154,8 +161,8 @@ class Passkey(Workspace, ScriptTest):
 
   def test_shards_of_gpt2_tokens(self):
     size = self.vocabulary()["model__vocab"]
-    self.script("make", "--length", 120, "--samples", 50, "--tokenizer", "gpt2", "--tokenizer-dir", "vocabulary", "--train", TRAIN,
-                "--repeats", 0, "--out", "made", "--name", "x")
+    self.script("make", "--length", 120, "--samples", 50, "--tokenizer", "gpt2", "--tokenizer-dir", "vocabulary",
+                "--train", TRAIN, "--repeats", 0, "--out", "made", "--name", "x")
     letters = {token: name for name, token in json.loads(self.bytes_of("vocabulary/encoder.json")).items()}
     samples = self.samples("made/x_train_000000.bin", 120)
     self.assertEqual(len(samples), 50)
@@ -168,8 +175,9 @@ class Passkey(Workspace, ScriptTest):
     ask = ["make", "--samples", 10, "--out", "made", "--name", "x", "--length"]
     os.mkdir(self.path("full"))
     self.write("full/x_val_000000.bin", "")
-    for args, part in (([67], "68"), ([100, "--out", "full"], "--overwrite"), ([100, "--repeats", 2], "--repeats 2"), ([100, "--samples", 0], "--samples 0"),
-                       ([100, "--name", "a/b"], "a/b"), ([100, "--tokenizer", "gpt2"], "--tokenizer-dir"),
+    for args, part in (([67], "68"), ([100, "--out", "full"], "--overwrite"), ([100, "--repeats", 2], "--repeats 2"),
+                       ([100, "--samples", 0], "--samples 0"), ([100, "--name", "a/b"], "a/b"),
+                       ([100, "--tokenizer", "gpt2"], "--tokenizer-dir"),
                        ([100, "--tokenizer", "gpt2", "--tokenizer-dir", "no", "--train", "absent"], "absent"),
                        ([100, "--tokenizer", "gpt2", "--tokenizer-dir", "no", "--train", TRAIN], "vocab.json")):
       self.script(*ask, *args, code=2)
@@ -185,18 +193,21 @@ class Passkey(Workspace, ScriptTest):
 
   def test_from_shards_to_a_picture(self):
     self.script("make", "--length", 128, "--samples", 100, "--out", "made", "--name", "x")
-    changes = {"data__train": "made/x_train_*.bin", "data__val": "made/x_val_*.bin", "model__context": 128, "batch__tokens": 256,
-               "eval__tokens": 128, **COMPACT}
+    changes = {"data__train": "made/x_train_*.bin", "data__val": "made/x_val_*.bin", "model__context": 128,
+               "batch__tokens": 256, "eval__tokens": 128, **COMPACT}
     self.ok(**changes)
     self.ok("--passkey", "--resume", "--lengths", "68,128", **changes)
     self.ok("--passkey", "--resume", "--lengths", "128", "--set", "passkey.trials=5", **changes)
     lines = self.metrics(kind="passkey")
-    self.assertEqual([(entry["step"], entry["length"], entry["trials"]) for entry in lines], [(4, 68, 3), (4, 128, 3), (4, 128, 5)])
+    self.assertEqual([(entry["step"], entry["length"], entry["trials"]) for entry in lines],
+                     [(4, 68, 3), (4, 128, 3), (4, 128, 5)])
     self.assertEqual(lines[0]["weights"], "runs/tiny/step_00000004")
     with open(self.path("runs/tiny/metrics.jsonl"), "a") as file:
-      file.write('{"type":"passkey","step":9}\n{"type":"passkey","step":9,"form":"compact","length":[],"depths":[0],"exact":[0],'
-                 '"distance":[1]}\n{"type":"passkey","step":9,"form":"compact","length":8,"depths":[null],"exact":[1],"distance":[0]}\n'
-                 '{"type":"passkey","step":Infinity}\n{"type":"passkey","step":9,"form":"compact","length":8,"depths":[],"exact":[],"distance":[]}\n')
+      file.write('{"type":"passkey","step":9}\n'
+                 '{"type":"passkey","step":9,"form":"compact","length":[],"depths":[0],"exact":[0],"distance":[1]}\n'
+                 '{"type":"passkey","step":9,"form":"compact","length":8,"depths":[null],"exact":[1],"distance":[0]}\n'
+                 '{"type":"passkey","step":Infinity}\n'
+                 '{"type":"passkey","step":9,"form":"compact","length":8,"depths":[],"exact":[],"distance":[]}\n')
     self.draw("passkey.py", "picture", "runs/tiny", "runs/tiny/metrics.jsonl", "--out", "both.png", alone=True)
     self.draw("passkey.py", "picture", "runs/tiny")
     for name in ("both.png", "runs/tiny/passkey.png"):

@@ -10,8 +10,8 @@ import subprocess
 from support.runs import RankRuns, torchrun
 from support.workspace import CONFIG, TRAIN, shard
 
-KEYS = {"type", "time", "step", "tokens", "task", "n", "acc", "acc_norm", "acc_bytes", "acc_norm_tokens", "stderr", "margin", "chance",
-        "max_length", "cut", "xxh64", "weights"}
+KEYS = {"type", "time", "step", "tokens", "task", "n", "acc", "acc_norm", "acc_bytes", "acc_norm_tokens", "stderr",
+        "margin", "chance", "max_length", "cut", "xxh64", "weights"}
 
 
 def task_file(examples):
@@ -31,7 +31,8 @@ def task_file(examples):
 def questions(count, seed=1):
   chance = random.Random(seed)
   word = lambda: " " + "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 6)))
-  return [("Q%d%s%s?" % (number, word(), word()), [word() for _ in range(4)], chance.randrange(4)) for number in range(count)]
+  return [("Q%d%s%s?" % (number, word(), word()), [word() for _ in range(4)], chance.randrange(4))
+          for number in range(count)]
 
 
 class Tasks(RankRuns):
@@ -49,14 +50,15 @@ class Tasks(RankRuns):
     done = self.run_ok("--tasks", "many,b", task__samples="samples.jsonl", data__train="absent")
     many, b = self.metrics(kind="task")
     self.assertEqual(set(many), KEYS)
-    self.assertEqual((many["task"], many["n"], many["step"], many["chance"], many["weights"]), ("many", 400, 0, 0.25, "random"))
+    self.assertEqual((many["task"], many["n"], many["step"], many["chance"], many["weights"]),
+                     ("many", 400, 0, 0.25, "random"))
     for key in ("acc", "acc_norm", "acc_bytes", "acc_norm_tokens"):
       self.assertLess(abs(many[key] - 0.25), 3 * math.sqrt(0.25 * 0.75 / 400), key)
     self.assertAlmostEqual(many["stderr"], math.sqrt(many["acc"] * (1 - many["acc"]) / 399))
     self.assertEqual((many["max_length"], b["chance"], b["n"], b["cut"]), (16, 0.5, 5, 0))
     self.assertGreater(many["cut"], 0)
-    self.assertRegex(done.stdout, r"\nmany +\| +%.1f +%.1f \|.*\b25\.0 \|.* 400, %d completions with a shortened context\n" % (
-        100 * many["acc"], 100 * many["stderr"], many["cut"]))
+    self.assertRegex(done.stdout, r"\nmany +\| +%.1f +%.1f \|.*\b25\.0 \|.* 400, %d completions with a shortened "
+                                  r"context\n" % (100 * many["acc"], 100 * many["stderr"], many["cut"]))
     samples = [json.loads(line) for line in self.bytes_of("samples.jsonl").splitlines()]
     self.assertEqual([sample["task"] for sample in samples], ["many"] * 400 + ["b"] * 5)
     best = lambda values: values.index(max(values))
@@ -65,7 +67,8 @@ class Tasks(RankRuns):
       right = lambda picks: sum(pick == row["gold"] for pick, row in zip(picks, rows)) / len(rows)
       self.assertAlmostEqual(entry["acc"], right([best(row["loglikelihood"]) for row in rows]))
       self.assertAlmostEqual(entry["acc_norm"], right(map(best, norm)))
-      margins = [values[row["gold"]] - max(values[:row["gold"]] + values[row["gold"] + 1:]) for values, row in zip(norm, rows)]
+      margins = [values[row["gold"]] - max(values[:row["gold"]] + values[row["gold"] + 1:])
+                 for values, row in zip(norm, rows)]
       self.assertAlmostEqual(entry["margin"], sum(margins) / len(rows))
     # log p of a byte is about -ln 256
     self.assertAlmostEqual(sum(samples[-1]["loglikelihood"]) / sum(samples[-1]["tokens"]), -math.log(256), delta=0.3)
@@ -75,27 +78,32 @@ class Tasks(RankRuns):
     self.write("learned.bin", task_file(asked))
     windows = [(context + completions[gold]).encode().ljust(32, b".") for context, completions, gold in asked]
     self.write("train_000000.bin", shard(b"".join(windows) + b"."))
-    self.run_ok(data__train="train_000000.bin", model__context=32, model__channels=32, batch__tokens=1600, batch__micro=50,
-                optimizer__lr=0.01, optimizer__warmup_steps=10, train__steps=250, task__every=250, task__names=["learned"])
+    self.run_ok(data__train="train_000000.bin", model__context=32, model__channels=32, batch__tokens=1600,
+                batch__micro=50, optimizer__lr=0.01, optimizer__warmup_steps=10, train__steps=250, task__every=250,
+                task__names=["learned"])
     before, after = self.metrics(kind="task")
     self.assertEqual((before["step"], after["step"], after["weights"]), (0, 250, "runs/tiny"))
     self.assertLess(before["acc"], 0.5)
-    self.assertEqual([after[key] for key in ("acc", "acc_norm", "acc_bytes", "acc_norm_tokens", "stderr")], [1, 1, 1, 1, 0])
+    self.assertEqual([after[key] for key in ("acc", "acc_norm", "acc_bytes", "acc_norm_tokens", "stderr")],
+                     [1, 1, 1, 1, 0])
     self.assertGreater(after["margin"], 0.5)
 
   def test_ranks_with_other_files_are_refused(self):
     os.mkdir(self.path("other"))
     self.write("other/a.bin", task_file(questions(30, seed=2)))
-    self.write("rank.sh", f'#!/bin/sh\n[ "$RANK" = 1 ] && folder=other || folder=.\nexec {TRAIN} "$@" --set task.dir=$folder\n')
+    self.write("rank.sh",
+               f'#!/bin/sh\n[ "$RANK" = 1 ] && folder=other || folder=.\nexec {TRAIN} "$@" --set task.dir=$folder\n')
     self.write("c.json", json.dumps(CONFIG))
-    processes = [subprocess.Popen(["sh", "rank.sh", "c.json", "--tasks", "a"], cwd=self.folder, env={**os.environ, **environment},
-                                  text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for environment in torchrun(2)]
+    processes = [subprocess.Popen(["sh", "rank.sh", "c.json", "--tasks", "a"], cwd=self.folder,
+                                  env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE) for environment in torchrun(2)]
     said = [process.communicate(timeout=60)[1] for process in processes]
     self.assertIn("task a", said[0] + said[1])
     self.assertEqual({process.returncode for process in processes}, {2})
 
   def test_while_training(self):
-    changes = {"task__every": 3, "task__names": ["a", "b"], "train__steps": 8, "checkpoint__every": 4, "checkpoint__keep": 9}
+    changes = {"task__every": 3, "task__names": ["a", "b"], "train__steps": 8, "checkpoint__every": 4,
+               "checkpoint__keep": 9}
     self.run_ok(**changes)
     lines = self.steady()
     rounds = [(step, task) for step in (0, 3, 6, 8) for task in "ab"]
@@ -113,8 +121,9 @@ class Tasks(RankRuns):
     self.assertEqual(sorted(map(json.dumps, again)), sorted(map(json.dumps, lines + [
         {key: value for key, value in entry.items() if key != "time"} for entry in (a, b)])))
     # A benchmark that is missing at the last step is made up for, once.
-    self.write("runs/tiny/metrics.jsonl", b"".join(line + b"\n" for line in self.bytes_of("runs/tiny/metrics.jsonl").splitlines()
-                                                   if not (b'"step":8' in line and b'"task":"a"' in line)))
+    kept = [line + b"\n" for line in self.bytes_of("runs/tiny/metrics.jsonl").splitlines()
+            if not (b'"step":8' in line and b'"task":"a"' in line)]
+    self.write("runs/tiny/metrics.jsonl", b"".join(kept))
     self.run_ok("--resume", **changes)
     self.assertEqual(self.table()[-1], last["a"])
     self.assertIn("is finished", self.run_ok("--resume", **changes).stdout)
@@ -130,10 +139,12 @@ class Tasks(RankRuns):
     version_1 = bytearray(task_file([("why", [" x", " y"], 0)])[:-8])  # without the lengths of the completions
     version_1[4], version_1[1026] = 1, len(version_1) - 1024
     self.write("one.bin", bytes(version_1))
-    self.assertRegex(self.run_ok("--tasks", "one", name="d").stdout, r"\none +\| +\d+\.0     - \|     -      -  +\d+\.0 \|   50\.0 \|       - \|        1\n")
+    self.assertRegex(self.run_ok("--tasks", "one", name="d").stdout,
+                     r"\none +\| +\d+\.0     - \|     -      -  +\d+\.0 \|   50\.0 \|       - \|        1\n")
 
   def test_no_other_line_is_within_the_table(self):
-    said = self.run_ok(task__every=1, task__names=["a", "b"], train__steps=6, checkpoint__every=1, model__channels=32, model__mlp_ratio=64.0).stdout
+    said = self.run_ok(task__every=1, task__names=["a", "b"], train__steps=6, checkpoint__every=1, model__channels=32,
+                       model__mlp_ratio=64.0).stdout
     rounds = re.findall(r"\ntasks, step .*\n .*\na .*\nb .*\n", said)
     self.assertEqual((len(rounds), said.count("saved runs/")), (7, 6))
 
@@ -144,9 +155,12 @@ class Tasks(RankRuns):
     self.bad("--tasks", "", names=["--tasks", "hellaswag,piqa"])
     self.bad("--tasks", "a", "--eval", names=["--eval", "--tasks"])
     self.bad("--tasks", "a", names=["token", "model.vocab = 100", "tokenizer"], model__vocab=100, task__dir=".")
-    self.bad("--tasks", "a", names=["task.max_length = 17", "learned", "16"], task__max_length=17, model__position="learned")
-    self.bad("--tasks", "a", names=["task.samples", "config.json", "exists"], task__samples="config.json", task__dir=".", wrote_nothing=False)
-    self.bad("--tasks", "a", names=["task.samples", "absent/x"], task__samples="absent/x", task__dir=".", wrote_nothing=False)
+    self.bad("--tasks", "a", names=["task.max_length = 17", "learned", "16"], task__max_length=17,
+             model__position="learned")
+    self.bad("--tasks", "a", names=["task.samples", "config.json", "exists"], task__samples="config.json",
+             task__dir=".", wrote_nothing=False)
+    self.bad("--tasks", "a", names=["task.samples", "absent/x"], task__samples="absent/x", task__dir=".",
+             wrote_nothing=False)
     self.bad("--tasks", "a", names=["hellaswag_val"], task__dir="hellaswag_val", wrote_nothing=False)
     self.bad(task__every=2, names=["task.every = 2", "task.names"], wrote_nothing=False)
     self.bad(task__every=2, task__names=["c"], names=["task c"], wrote_nothing=False)

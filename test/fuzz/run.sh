@@ -8,7 +8,8 @@ declare -A job
 for name in "$@"; do
   mkdir -p "build/fuzz/${name}_corpus"
   "build/fuzz/$name" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=8192 -print_final_stats=1 \
-    -artifact_prefix="build/fuzz/${name}_" "build/fuzz/${name}_corpus" "test/fuzz/corpus/$name" 2>"build/fuzz/$name.log" &
+    -artifact_prefix="build/fuzz/${name}_" \
+    "build/fuzz/${name}_corpus" "test/fuzz/corpus/$name" 2>"build/fuzz/$name.log" &
   job[$name]=$!
 done
 failed=0

@@ -14,8 +14,8 @@ class Memory(Workspace):
   def peak(self, length, variant, question):
     """The peak memory, in bytes, of an evaluation or diagnostics of one window of that length."""
     command = [TRAIN, "config.json", question, "--lengths", str(length), "--set", f"attention.variant={variant}"]
-    # Started by a small Python: Linux counts the memory of the process from which a program was started as the program's,
-    # and this one may have loaded much by now.
+    # Started by a small Python: Linux counts the memory of the process from which a program was started as the
+    # program's, and this one may have loaded much by now.
     done = subprocess.run([sys.executable, "-I", "-c", PEAK, *command], cwd=self.folder, capture_output=True, text=True)
     self.assertEqual(done.returncode, 0, done.stderr)
     return int(done.stdout.split()[-1]) * 1024
@@ -24,7 +24,8 @@ class Memory(Workspace):
     self.write("val.bin", shard(TEXT * (8300 // len(TEXT) + 1)))
     self.ok("--print-config", model__layers=1, model__channels=64, model__heads=1, eval__tokens=8192,
             diagnostics__tokens=8192)  # leaves config.json
-    for variant, question in (("softmax", "--eval"), ("lssar_softplus_gated", "--eval"), ("lssar_softplus_gated", "--diagnostics")):
+    for variant, question in (("softmax", "--eval"), ("lssar_softplus_gated", "--eval"),
+                              ("lssar_softplus_gated", "--diagnostics")):
       at = {length: self.peak(length, variant, question) for length in (2048, 4096, 8192)}
       print(f"{variant}: " + ", ".join(f"{bytes >> 20} MiB at {length}" for length, bytes in at.items()))
       loss = self.metrics(kind="eval")[-1]

@@ -1,4 +1,4 @@
-"""The Makefile's targets for GPUs, in the commands that `make -n` prints, and a build without NCCL. Standard library only."""
+"""The Makefile's targets for GPUs, in the commands of `make -n`, and a build without NCCL. Standard library only."""
 import os
 import re
 import subprocess
@@ -10,11 +10,12 @@ from support.workspace import ROOT
 
 class Targets(unittest.TestCase):
   def make(self, *settings, gpu=None, nvcc=None, goals=("-nB", "BACKEND=cuda", "NCCL=0", "build/cuda/train")):
-    """What make says of one object of the CUDA build, and of what the program is made of. gpu: nvidia-smi's answer, nvcc:
-    a script in place of the compiler."""
+    """What make says of one object of the CUDA build, and of the program's parts. gpu: nvidia-smi's answer, nvcc: a
+    script in place of the compiler."""
     with tempfile.TemporaryDirectory() as folder:
       os.mkdir(f"{folder}/bin")
-      programs = {"nvidia-smi": "exit 9" if gpu is None else f"printf '{gpu}\\n'", **({"bin/nvcc": nvcc} if nvcc else {})}
+      programs = {"nvidia-smi": "exit 9" if gpu is None else f"printf '{gpu}\\n'",
+                  **({"bin/nvcc": nvcc} if nvcc else {})}
       for name, script in programs.items():
         with open(os.path.join(folder, name), "w", encoding="utf-8") as program:
           program.write(f"#!/bin/sh\n{script}\n")
@@ -81,7 +82,8 @@ esac"""
     self.assertIn("without a GPU, for lack of nvcc: install CUDA 12.4", without_nvcc)
     self.assertIn("CUDA: sm_80 sm_90a, PTX of compute_80\n", self.summary("BACKEND=cuda"))
     self.assertIn("without several GPUs: NCCL=0\n", self.summary("BACKEND=cuda", "NCCL=0"))
-    self.assertIn("without several GPUs: no NCCL was found. Install", self.summary("BACKEND=cuda", "LDFLAGS=-no-such-flag"))
+    self.assertIn("without several GPUs: no NCCL was found. Install",
+                  self.summary("BACKEND=cuda", "LDFLAGS=-no-such-flag"))
 
   def test_old_cards(self):
     self.assertIn("CUDA: sm_80, PTX", self.summary(gpu="8.0\\n7.5"))
@@ -111,18 +113,21 @@ class Kinds(unittest.TestCase):
 
       def made(*settings):
         """What the test program is linked from, by family, and what make had to do."""
-        done = subprocess.run(["make", "BACKEND=cpu", f"BUILD={build}", f"CXX={compiler.name}", *settings, f"{build}/test_dispatch"],
-                              cwd=ROOT, check=True, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(["make", "BACKEND=cpu", f"BUILD={build}", f"CXX={compiler.name}", *settings,
+                               f"{build}/test_dispatch"], cwd=ROOT, check=True, capture_output=True, text=True,
+                              timeout=100)
         with open(f"{build}/test_dispatch", encoding="utf-8") as program:
           objects = re.findall(r"/attention/(\w+)/(\w+)\.cu\.o", program.read())
-        return {family: [kind for other, kind in objects if other == family] for family, _ in objects}, done.stdout.split("\n")[:-1]
+        kinds = {family: [kind for other, kind in objects if other == family] for family, _ in objects}
+        return kinds, done.stdout.split("\n")[:-1]
 
       every, _ = made()
       with open(os.path.join(ROOT, "attention/settings.h"), encoding="utf-8") as settings:
         names = re.findall(r'"(\w+)"', re.search(r"kind_names\[\] = \{([^}]*)\}", settings.read()).group(1))
       self.assertEqual(every, {family: names for family in ("general", "hopper", "tensor")})
       link = [f"link {build}/test_dispatch"]
-      for settings, kinds, commands in ((("ATTN=softmax relu",), ["softmax", "relu"], link), ((), names, link), ((), names, [])):
+      for settings, kinds, commands in ((("ATTN=softmax relu",), ["softmax", "relu"], link), ((), names, link),
+                                        ((), names, [])):
         self.assertEqual(made(*settings), ({family: kinds for family in every}, commands))
 
 
@@ -131,8 +136,10 @@ class WithoutNccl(unittest.TestCase):
     """A build that finds no NCCL has comm_alone.cpp in place of comm.cpp, so both must define the same functions."""
     with tempfile.TemporaryDirectory() as build:
       objects = [f"{build}/ranks/{name}.cpp.o" for name in ("comm", "comm_alone")]
-      subprocess.run(["make", "BACKEND=cpu", f"BUILD={build}", *objects], cwd=ROOT, check=True, capture_output=True, timeout=300)
-      symbols = [subprocess.run(["nm", "-C", each], capture_output=True, check=True, text=True).stdout for each in objects]
+      subprocess.run(["make", "BACKEND=cpu", f"BUILD={build}", *objects], cwd=ROOT, check=True, capture_output=True,
+                     timeout=300)
+      symbols = [subprocess.run(["nm", "-C", each], capture_output=True, check=True, text=True).stdout
+                 for each in objects]
     functions, others = (set(re.findall(r" T (.*)", text)) for text in symbols)
     self.assertIn("Comm::built()", functions)
     self.assertEqual(functions, others)

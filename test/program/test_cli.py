@@ -37,7 +37,8 @@ class BadShards(Workspace):
         self.bad(names=names, **changes)
 
   def test_a_dry_run_reads_all_tokens(self):
-    self.assertRegex(self.ok("--dry-run").stdout, "data.train: 960 of 960 tokens read, all .*\ndata.val: 800 of 800 tokens")
+    self.assertRegex(self.ok("--dry-run").stdout,
+                     "data.train: 960 of 960 tokens read, all .*\ndata.val: 800 of 800 tokens")
     for name, tokens in (("train_000001.bin", list(TEXT * 30)), ("val.bin", list(TEXT * 20000))):
       tokens[-2] = 300
       self.write(name, shard(tokens))
@@ -95,7 +96,8 @@ class BadFlags(Workspace):
     self.bad("--generat", "x", names=["--generat", "--generate"])
     self.bad("--xyzzy", names=["--xyzzy"])
     self.bad("other.json", names=["one configuration at a time"])
-    for key, flags in (("seed", ["--seed", "3"]), ("train.steps", ["--steps", "5"]), ("optimizer.warmup_steps", ["--warmup-steps", "5"])):
+    for key, flags in (("seed", ["--seed", "3"]), ("train.steps", ["--steps", "5"]),
+                       ("optimizer.warmup_steps", ["--warmup-steps", "5"])):
       self.bad(*flags, names=[f"{flags[0]} is unknown; a setting is given as --set {key}=VALUE\n$"])
     self.bad("--optimizer.lr=1e-3", names=["given as --set optimizer.lr=1e-3\n$"])
     self.bad("--lr", "1e-3", "--help", names=["--lr is unknown; .* --set optimizer.lr"])
@@ -108,7 +110,8 @@ class BadFlags(Workspace):
     self.bad("--set", "optimizer.lr", "1e-3", names=['has no "="; write --set optimizer.lr=VALUE\n$'])
 
   def test_control_characters(self):
-    for flags in (("--resume", "a\x1b]0;title\x07"), ("--set", "seed=3\nsaved runs/fake"), ("--eval\x1b[2J",), ("generate.prompt=a\nb",)):
+    for flags in (("--resume", "a\x1b]0;title\x07"), ("--set", "seed=3\nsaved runs/fake"), ("--eval\x1b[2J",),
+                  ("generate.prompt=a\nb",)):
       self.bad(*flags, names=[re.escape(json.dumps(flags[-1])) + " has control characters\n$"])
     self.ok("--generate", "a\nb", "--set=generate.stop=\n", "--set", "generate.prompt=\n")
 
@@ -151,7 +154,8 @@ class BadFlags(Workspace):
 
   def test_flags_that_need_or_exclude_others(self):
     self.bad("--lengths", "16", names=["--lengths", "--eval", "--passkey"])
-    modes = (["--eval"], ["--passkey"], ["--tasks", "a"], ["--generate", "a"], ["--generate-file", "a"], ["--dry-run"], ["--print-config"], ["--dump-gradients", "x"])
+    modes = (["--eval"], ["--passkey"], ["--tasks", "a"], ["--generate", "a"], ["--generate-file", "a"], ["--dry-run"],
+             ["--print-config"], ["--dump-gradients", "x"])
     for one, other in itertools.combinations(modes, 2):
       self.bad(*one, *other, names=[one[0], other[0], "excludes"])
 
@@ -165,8 +169,10 @@ class BadFlags(Workspace):
 
   def test_closed_input_and_output(self):
     self.ok("--print-config")
-    for flags in ("--encode .", "config.json --print-config", "config.json --generate x", "config.json --generate-file x"):
-      done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" {flags} >&-'], cwd=self.folder, capture_output=True, text=True)
+    for flags in ("--encode .", "config.json --print-config", "config.json --generate x",
+                  "config.json --generate-file x"):
+      done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" {flags} >&-'], cwd=self.folder,
+                            capture_output=True, text=True)
       self.assertEqual((done.returncode, done.stderr), (1, "standard output is closed\n"))
     done = subprocess.run(["sh", "-c", f'exec "{TRAIN}" config.json <&- >&- 2>&-'], cwd=self.folder)
     self.assertEqual(done.returncode, 0)

@@ -49,7 +49,8 @@ class Guards(Runs):
 
   def test_parameters_without_a_gradient(self):
     dead = {"activation": "relu", "weight_init": "zero"}
-    expected = r"warning: h\.\*\.ln_1\.weight \(2 tensors\), .*h\.\*\.attn\.c_gate\.weight \(2 tensors\), .*: gradient exactly 0"
+    expected = (r"warning: h\.\*\.ln_1\.weight \(2 tensors\), .*h\.\*\.attn\.c_gate\.weight \(2 tensors\), .*: "
+                r"gradient exactly 0")
     for flags in (["--dry-run"], ["--gpus", "2"]):  # of several ranks, each has a share of the gradients
       done = self.run_ok(*flags, attention__gate=dead, train__steps=2)
       self.assertRegex(done.stderr, expected)
@@ -90,7 +91,8 @@ class Guards(Runs):
     self.assertEqual(done.returncode, 1, done.stdout)
     before, step = self.steps()  # the newer one gave the loss that is not finite
     advice = re.search(rf"step {step + 1}: .*(?:parameter|gradient).* is .*\. Begin another run .*: --set name=\.\.\. "
-                       rf"--set optimizer.lr=\.\.\. .*finite loss: (--set) (init=runs/tiny/step_{before:08d})$", done.stderr)
+                       rf"--set optimizer.lr=\.\.\. .*finite loss: (--set) (init=runs/tiny/step_{before:08d})$",
+                       done.stderr)
     self.assertTrue(advice, done.stderr)
     self.ok(*advice.groups(), "--set", "name=other", "--set", "optimizer.lr=1e-3", **{**changes, "train__steps": 2})
     # The update that would have spoiled the weights was not made: they are still finite.

@@ -1,5 +1,5 @@
-"""Good input through the real ./train: exactly the documented files and lines, the same bits every time, losses that can
-be computed beforehand, and text.
+"""Good input through the real ./train: exactly the documented files and lines, the same bits every time, losses that
+can be computed beforehand, and text.
 """
 import array
 import json
@@ -17,8 +17,8 @@ import time
 from support.workspace import (CONFIG, CRASH, ROOT, TEXT, TRAIN, VOLATILE, Workspace, floats, read_safetensors, shard,
                                write_safetensors)
 
-EVALUATION = {"type", "time", "step", "tokens", "mode", "length", "loss", "stderr", "perplexity", "bits_per_byte", "last_loss", "of",
-              "position_edges", "by_position", "window_losses"}
+EVALUATION = {"type", "time", "step", "tokens", "mode", "length", "loss", "stderr", "perplexity", "bits_per_byte",
+              "last_loss", "of", "position_edges", "by_position", "window_losses"}
 
 
 class WritesNothing(Workspace):
@@ -44,13 +44,15 @@ class WritesNothing(Workspace):
 
   def test_a_plan_for_another_device(self):
     before = self.files()
-    large = {"model__channels": 1600, "model__heads": 25, "model__layers": 48, "model__context": 8192, "model__vocab": 50257,
-             "batch__tokens": 2**19, "batch__micro": None, "eval__lengths": [8192, 131072], "eval__tokens": 131072,
-             "data__train": "absent.bin", "data__val": "absent.bin", "optimizer__warmup_steps": 0}
+    large = {"model__channels": 1600, "model__heads": 25, "model__layers": 48, "model__context": 8192,
+             "model__vocab": 50257, "batch__tokens": 2**19, "batch__micro": None, "eval__lengths": [8192, 131072],
+             "eval__tokens": 131072, "data__train": "absent.bin", "data__val": "absent.bin",
+             "optimizer__warmup_steps": 0}
     done = self.ok("--dry-run", plan__memory="80GiB", train__recompute="block", **large)
-    self.assertRegex(done.stdout, r"(?s)^memory\n.*of host memory, not counted below\n  in all +56\.\d GiB of 80.0 GiB free; "
-                     r"micro batch 16\nplanned for a GPU with 80.0 GiB, 1 rank, bf16, 1555972800 parameters, 13.1107 GFLOP a "
-                     r"token of training: nothing was allocated")
+    self.assertRegex(done.stdout,
+                     r"(?s)^memory\n.*of host memory, not counted below\n  in all +56\.\d GiB of 80.0 GiB free; "
+                     r"micro batch 16\nplanned for a GPU with 80.0 GiB, 1 rank, bf16, 1555972800 parameters, "
+                     r"13.1107 GFLOP a token of training: nothing was allocated")
     self.assertEqual(done.stderr, "")
     size = lambda text: float(re.search(r"in all +([\d.]+) GiB", text)[1])
     needs = [self.ok("--dry-run", plan__memory="80GiB", plan__ranks=ranks, train__recompute="block",
@@ -58,20 +60,23 @@ class WritesNothing(Workspace):
              for ranks, lengths in ((1, [8192]), (1, [8192, 131072]), (8, [8192, 131072]))]
     self.assertIn("8 ranks", needs[2])
     masters_and_moments = 12 * 1555972800 / 2**30  # shared by the ranks
-    self.assertAlmostEqual(size(needs[1]) - size(needs[2]), masters_and_moments * 7 / 8, delta=0.11)  # of two rounded numbers
+    saved = size(needs[1]) - size(needs[2])
+    self.assertAlmostEqual(saved, masters_and_moments * 7 / 8, delta=0.11)  # of two rounded numbers
     self.assertLess(size(needs[0]) + 1, size(needs[1]))  # an evaluation at 16 times the length takes more than a step
     for context, micro in ((2**16, 8), (2**17, 8), (2**20, 2)):  # gpt2_124m
-      done = self.ok("--dry-run", plan__memory="140GiB", model__layers=12, model__heads=12, model__channels=768, model__vocab=50257,
-                     model__context=context, batch__tokens=8 * context, batch__micro=None, eval__lengths=[context], eval__tokens=context,
-                     train__recompute="block")
+      done = self.ok("--dry-run", plan__memory="140GiB", model__layers=12, model__heads=12, model__channels=768,
+                     model__vocab=50257, model__context=context, batch__tokens=8 * context, batch__micro=None,
+                     eval__lengths=[context], eval__tokens=context, train__recompute="block")
       self.assertRegex(done.stdout, rf"in all .* of 140.0 GiB free; micro batch {micro}\n")
-    self.bad("--dry-run", plan__memory="24GiB", **large, names=["does not fit on a GPU with 24.0 GiB", "train.recompute=block"])
+    self.bad("--dry-run", plan__memory="24GiB", **large,
+             names=["does not fit on a GPU with 24.0 GiB", "train.recompute=block"])
     for size in ("80GB", "80", "999999999PiB"):
       self.bad("--dry-run", plan__memory=size, names=[f'plan.memory = "{size}"', "80GiB"])
     self.bad(plan__memory="80GiB", names=['plan.memory = "80GiB"', "--dry-run"])
     self.bad("--eval", plan__memory="80GiB", names=["--dry-run"])
-    self.bad("--dry-run", plan__memory="80GiB", precision="fp32", attention__window=4, names=["attention.window", "GPU"])
-    self.ok("--dry-run", plan__memory="80GiB", attention__window=4, attention__bias="fox")  # this build has no such kernels
+    self.bad("--dry-run", plan__memory="80GiB", precision="fp32", attention__window=4,
+             names=["attention.window", "GPU"])
+    self.ok("--dry-run", plan__memory="80GiB", attention__window=4, attention__bias="fox")  # lacks such kernels itself
     self.assertRegex(self.ok("--dry-run", plan__ranks=2).stderr, "plan.ranks = 2 has no effect: it needs plan.memory")
     self.nothing_new(before)
 
@@ -131,7 +136,8 @@ class Training(Workspace):
     start, *rest = self.metrics()
     self.assertEqual(set(start), {"type", "time", "commit", "command", "config", "device", "versions", "parameters",
                                   "flops_per_token"})
-    self.assertEqual(start["parameters"], sum(math.prod(shape) for _, shape, _ in read_safetensors(self.model()).values()))
+    elements = sum(math.prod(shape) for _, shape, _ in read_safetensors(self.model()).values())
+    self.assertEqual(start["parameters"], elements)
     self.assertGreater(start["flops_per_token"], 6 * start["parameters"])
     self.assertEqual(start["type"], "start")
     self.assertEqual(start["config"]["model"]["channels"], 16)
@@ -306,13 +312,13 @@ class Evaluation(Workspace):
       self.assertAlmostEqual(entry["difference"]["loss"], statistics.mean(gaps), delta=1.5e-6)  # the lists are rounded
       self.assertAlmostEqual(entry["difference"]["stderr"], statistics.stdev(gaps) / math.sqrt(10), delta=1.5e-6)
       self.assertIn("last 8 of 48, context %5d | loss %.4f +- " % (entry["length"], entry["loss"]), row)
-      self.assertEqual("%+.4f +- %.4f from context 8 |" % (entry["difference"]["loss"], entry["difference"]["stderr"]) in row,
-                       entry["length"] > 8)
+      difference = "%+.4f +- %.4f from context 8 |" % (entry["difference"]["loss"], entry["difference"]["stderr"])
+      self.assertEqual(difference in row, entry["length"] > 8)
     self.bad("--eval", "--lengths", "8,3000", eval__mode="suffix", eval__tokens=4000, names=["length 3000", "val.bin"],
              wrote_nothing=False)
 
   def test_suffixes_without_attention_are_flat(self):
-    """Scores of 0 give relu no weight at all, so no token sees another, and more context changes nothing but rounding."""
+    """Scores of 0 give relu no weight, so no token sees another, and more context changes nothing but rounding."""
     for scale in (0, "rsqrt_d"):
       changes = dict(attention__variant="relu", attention__scale=scale, name=f"scale_{scale}", eval__mode="suffix")
       self.ok(**changes)
@@ -331,8 +337,8 @@ class Evaluation(Workspace):
     val, random = self.metrics(kind="val")[-1], self.metrics("random", "eval")[0]
     same, other, init = self.metrics(kind="eval")
     data = self.json_of(self.checkpoint(4, "state.json"))["data"]["val"]
-    self.assertEqual(val["of"], {"data": data, "tokens_asked": 256, "tokens": 256, "windows": 16, "rope_scaling": "none",
-                                 "weights": "runs/tiny"})
+    self.assertEqual(val["of"], {"data": data, "tokens_asked": 256, "tokens": 256, "windows": 16,
+                                 "rope_scaling": "none", "weights": "runs/tiny"})
     self.assertEqual(data[0]["name"], "val.bin")
     checkpoint = {"weights": "runs/tiny/step_00000004"}
     self.assertEqual(same["of"], {**val["of"], **checkpoint})
@@ -420,8 +426,8 @@ class Products(Workspace):
 
   def weights(self, *flags):
     done = self.ok("--overwrite", *flags)
-    said = re.findall(r"^matrix products: (\d+) algorithms for CPU from (.+), the oldest measured on (\S+)$", done.stdout,
-                      re.MULTILINE)
+    said = re.findall(r"^matrix products: (\d+) algorithms for CPU from (.+), the oldest measured on (\S+)$",
+                      done.stdout, re.MULTILINE)
     return self.bytes_of(self.model()), said
 
   def test_kept_between_runs(self):
@@ -488,12 +494,14 @@ class Sweeps(Workspace):
     self.write("s.json", json.dumps({"config": "base.json", "seeds": [1, 2], **entries}))
 
   def start(self, *flags, train=TRAIN):
-    return subprocess.Popen([sys.executable, os.path.join(ROOT, "scripts", "sweep.py"), "s.json", *flags], cwd=self.folder, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TRAIN": train})
+    return subprocess.Popen([sys.executable, os.path.join(ROOT, "scripts", "sweep.py"), "s.json", *flags],
+                            cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env={**os.environ, "TRAIN": train})
 
   def asked_only(self):
     """A ./train that says what its settings are, and trains nothing."""
-    self.write("asked", f'#!/bin/sh\nfor last; do :; done\n[ "$last" = --print-config ] && exec "{TRAIN}" "$@"\nexit 1\n')
+    self.write("asked",
+               f'#!/bin/sh\nfor last; do :; done\n[ "$last" = --print-config ] && exec "{TRAIN}" "$@"\nexit 1\n')
     os.chmod(self.path("asked"), 0o755)
     return self.path("asked")
 
@@ -506,7 +514,8 @@ class Sweeps(Workspace):
     return output.partition("\n\n")[0]
 
   def test_evaluations_share_one_training(self):
-    self.sweep_file(axes={"what": {"all keys": {"attention.variant": "softmax"}, "last 4": {"attention.variant": "softmax", "eval.window": 4}}},
+    self.sweep_file(axes={"what": {"all keys": {"attention.variant": "softmax"},
+                                   "last 4": {"attention.variant": "softmax", "eval.window": 4}}},
                     seeds=[1], chart="lengths", set={"eval.lengths": [16, 32], "optimizer.lr": 0.05})
     for flags in (), ("--set", "eval.mode=suffix"):
       self.sweep(*flags, "--results", "r.json")

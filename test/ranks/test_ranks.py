@@ -76,7 +76,7 @@ class Resumed(RankRuns):
         pass
 
     self.kill_at_random_moments("--gpus", "2", seed=5, longest=1 / 2, kill=kill, codes=(0, 1, -signal.SIGKILL),
-                                errors=r"^(rank \d \(process \d+\) was ended by signal 9.*\n)?$")  # no damaged checkpoint
+                                errors=r"^(rank \d \(process \d+\) was ended by signal 9.*\n)?$")  # no damage is found
 
   def test_on_another_number_of_ranks(self):
     self.run_ok(name="straight")

@@ -93,7 +93,8 @@ class Ends(RankRuns):
     self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
 
   def test_second_signal_aborts(self):
-    process = self.under_way("--gpus", "2", lines=2, **{**ENDLESS, "eval__every": 1, "eval__tokens": 500, "eval__batch": 1})
+    process = self.under_way("--gpus", "2", lines=2,
+                             **{**ENDLESS, "eval__every": 1, "eval__tokens": 500, "eval__batch": 1})
     os.kill(self.ranks()[0], signal.SIGSTOP)  # only its parent can end it now
     process.send_signal(signal.SIGINT)
     time.sleep(AGAIN)
@@ -266,7 +267,8 @@ class Starts(RankRuns):
         ({"init": "runs/other/step_00000001"}, [r"init, .*: \w{16} here, none at rank 0"])):
       *codes, errors = self.pair(**changes)
       self.assertEqual(codes, [2, 2], errors)
-      self.assertRegex(errors, "^rank 1: ranks: this rank was started differently from rank 0; give every rank the same")
+      self.assertRegex(errors,
+                       "^rank 1: ranks: this rank was started differently from rank 0; give every rank the same")
       for text in texts:
         self.assertRegex(errors, "\n  " + text)
       self.assertNotRegex(errors, CRASH)

@@ -12,6 +12,7 @@ import tarfile
 
 from scripts.test_report import lines
 from support.scripts import SCRIPTS, ScriptTest
+from support.workspace import TRAIN
 
 ROOT = os.path.join(SCRIPTS, "..")
 STEP = {"config": "configs/x.json", "variant": "softmax", "precision": "fp32", "micro": 16, "context": 128,
@@ -114,8 +115,10 @@ class Tables(ScriptTest):
   def test_answers_of_runs_are_means_over_seeds(self):
     of = {"data": [{"name": "v", "tokens": 9, "xxh64": "v"}], "windows": 4, "tokens_asked": 64}
     for seed, loss in ((1, 1.25), (2, 1.75)):
-      suffix = {"type": "eval", "mode": "suffix", "step": 8, "length": 32, "loss": loss, "context_of": 64, "suffix": 8, "of": of}
-      key = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 2, "depths": [0, 1], "exact": [0.5, 1.0]}
+      suffix = {"type": "eval", "mode": "suffix", "step": 8, "length": 32, "loss": loss, "context_of": 64,
+                "suffix": 8, "of": of}
+      key = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 2, "depths": [0, 1],
+             "exact": [0.5, 1.0]}
       os.mkdir(self.path(f"run_{seed}"))
       self.write(f"run_{seed}/metrics.jsonl", "\n".join(map(json.dumps, [lines(seed=seed)[0], suffix, key])))
     self.write("README.md", "<!-- table:answers -->\nold\n<!-- /table -->\n")
@@ -210,7 +213,7 @@ class Programs(ScriptTest):
   """The benchmark programs, where they have been built: JSON that bench_table.py reads."""
 
   def program(self, name):
-    program = os.path.join(os.path.dirname(os.path.realpath(os.environ.get("TRAIN") or os.path.join(ROOT, "train"))), name)
+    program = os.path.join(os.path.dirname(os.path.realpath(TRAIN)), name)
     if not os.access(program, os.X_OK):
       self.skipTest(f"make build/cpu/{name} builds it")
     return program
@@ -300,7 +303,7 @@ class Peers(ScriptTest):
 
 
   def test_flex_attention_is_our_formula(self):
-    """The results of FlexAttention itself; gradients, which it lacks on the CPU, of its score_mod on a matrix in full."""
+    """The results of FlexAttention, and gradients, which it lacks on the CPU, of its score_mod on a matrix in full."""
     if not self.is_recent:
       self.skipTest(f"{self.torch}: 2.5 or later is needed")
     code = """if True:
@@ -355,6 +358,7 @@ class GpuSession(ScriptTest):
     self.write("build/" + name, f"""#!{sys.executable}
 import os, signal, sys, time
 chosen, _, skipped = sys.argv[1].split("=")[1].partition("-")
+wrong = {what.get("wrong")!r}
 for case in ("T.A", "T.B", "T.C", "T.D", "T.E"):
   if case in skipped.split(":") or chosen not in ("*", case):
     continue
@@ -363,8 +367,8 @@ for case in ("T.A", "T.B", "T.C", "T.D", "T.E"):
     time.sleep(60)
   if case == {what.get("crashes")!r}:
     os.kill(os.getpid(), signal.SIGSEGV)
-  print("[  FAILED  ]" if case == {what.get("wrong")!r} else "[       OK ]", case, "(1 ms)", flush=True)
-sys.exit({what.get("wrong")!r} is not None and {what.get("wrong")!r} not in skipped and chosen in ("*", {what.get("wrong")!r}))
+  print("[  FAILED  ]" if case == wrong else "[       OK ]", case, "(1 ms)", flush=True)
+sys.exit(wrong is not None and wrong not in skipped and chosen in ("*", wrong))
 """)
     os.chmod(self.path("build/" + name), 0o755)
 
@@ -387,12 +391,14 @@ sys.exit({what.get("wrong")!r} is not None and {what.get("wrong")!r} not in skip
     self.assertFalse(os.path.exists(self.out))
 
   def test_what_a_sanitizer_says(self):
-    finds = 'case "$*" in *racecheck*kernels* | *racecheck*hopper*) echo "RACECHECK SUMMARY: 1 hazard"; exit 99 ;; esac\n'
+    finds = ('case "$*" in *racecheck*kernels* | *racecheck*hopper*) echo "RACECHECK SUMMARY: 1 hazard"; '
+             'exit 99 ;; esac\n')
     refuses = 'echo "========= Error: Device not supported"; exit 1'
     for script, code, said, times in (
         (self.clean, 0, r"\| sanitize \| \d+ s \| done \| 18 of 18 runs without a finding \|\n$", 1),
-        (finds + self.clean, 1, r"FAILED \| racecheck test_hopper: FOUND RACECHECK SUMMARY: 1 hazard \(proves nothing by "
-                                "itself: .*; racecheck test_kernels: FOUND RACECHECK SUMMARY: 1 hazard; 16 of 18 runs", 1),
+        (finds + self.clean, 1,
+         r"FAILED \| racecheck test_hopper: FOUND RACECHECK SUMMARY: 1 hazard \(proves nothing by "
+         "itself: .*; racecheck test_kernels: FOUND RACECHECK SUMMARY: 1 hazard; 16 of 18 runs", 1),
         (refuses, 1, r"(?:mem|race|sync)check was refused: =* Error: Device not supported", 3)):
       self.program("compute-sanitizer", script)
       self.session("sanitize", code=code)
@@ -432,8 +438,9 @@ sys.exit({what.get("wrong")!r} is not None and {what.get("wrong")!r} not in skip
     self.assertIn("| what it needs | 0 | MISSING: gtest/gtest.h  | bash scripts/install_deps.sh --tests", self.output)
     self.assertRegex(self.output, r"build the trainer \| \d+ \| built \|")
     self.assertRegex(self.output, r"build hopper matmul \| \d+ \| FAILED, exit 2: make: error: not today \|")
-    self.assertRegex(self.output, r"test_hopper \| \d+ \| 2 passed, 1 FAILED; HUNG in T.C; CRASHED in T.D; 1 of the first 1 "
-                                  r"fail alone too \| T.B \|")
+    self.assertRegex(self.output,
+                     r"test_hopper \| \d+ \| 2 passed, 1 FAILED; HUNG in T.C; CRASHED in T.D; 1 of the first 1 "
+                     r"fail alone too \| T.B \|")
     for row in (r"test_matmul \| \d+ \| 5 passed \|  \|", r"test_gate \| 0 \| NOT BUILT \| ",
                 r"build the other tests \| \d+ \| FAILED, exit 2: make: error: not today \|"):
       self.assertRegex(self.output, r"\| first \| " + row)

@@ -13,7 +13,8 @@ import common  # from SCRIPTS
 
 class Train(Workspace):
   def test_settings_are_nested_and_typed(self):
-    self.write("config.json", '{"model": {"heads": 2}, "attention": {"variant": "lssar"}, "eval": {"lengths": [64, 128]}}')
+    self.write("config.json",
+               '{"model": {"heads": 2}, "attention": {"variant": "lssar"}, "eval": {"lengths": [64, 128]}}')
     found = common.settings(TRAIN, "config.json", "--set", "attention.scale=0.3", folder=self.folder,
                             settings={"generate.prompt": "two  words"})
     self.assertEqual(found["generate"]["prompt"], "two  words")
@@ -40,7 +41,7 @@ class Train(Workspace):
 
 class Signals(Folder):
   def test_signals_end_a_script_wherever_they_find_it(self):
-    """No exception leaves the callback of a weak reference, of which import has one for each module. What cleans up is left in peace."""
+    """No exception leaves the callback of a weak reference (import has one a module). Cleaning up is not disturbed."""
     for number, code in (("SIGTERM", 143), ("SIGHUP", 129)):
       self.write("script.py", f"""
 import os, signal, sys, time, weakref

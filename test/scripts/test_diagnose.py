@@ -13,11 +13,13 @@ CONFIG = {"model": {"context": 16}}
 
 
 def line(step, length, first, layers=2, gate=None, **more):
-  head = {"first": first, "entropy_norm": 0.5, "zeros": 0.25, "reach": [1 / ((length - 1).bit_length() + 1)] * ((length - 1).bit_length() + 1)}
+  bins = (length - 1).bit_length() + 1
+  head = {"first": first, "entropy_norm": 0.5, "zeros": 0.25, "reach": [1 / bins] * bins}
   layer = {"max": [8.0, 4.0, 2.0], "gate": gate, "heads": [head, {**head, "first": first and first / 2}],
            **({"gate_shares": [0.0, *[0.05] * 20, 0.0]} if gate else {})}
-  return {"type": "diagnostics", "time": 1.0, "step": step, "length": length, "sequences": 3, "first_token": first, "sink_rate": 12.5,
-          "entropy": 2.0, "entropy_norm": 0.5, "m_act": 8.0, "gate": gate, "zeros": 0.25, "layers": [layer] * layers, **more}
+  return {"type": "diagnostics", "time": 1.0, "step": step, "length": length, "sequences": 3, "first_token": first,
+          "sink_rate": 12.5, "entropy": 2.0, "entropy_norm": 0.5, "m_act": 8.0, "gate": gate, "zeros": 0.25,
+          "layers": [layer] * layers, **more}
 
 
 class Diagnose(ScriptTest):
@@ -29,8 +31,8 @@ class Diagnose(ScriptTest):
     return self.draw("diagnose.py", *args, **options)
 
   def test_table_and_picture(self):
-    a = self.diagnosed("a", line(2, 16, 0.9), line(4, 16, 0.8), line(4, 64, 0.5), line(4, 16, 0.25),  # the last of step 4 counts
-                      line(4, 8, None, zeros=None), steps=200)
+    a = self.diagnosed("a", line(2, 16, 0.9), line(4, 16, 0.8), line(4, 64, 0.5),
+                       line(4, 16, 0.25), line(4, 8, None, zeros=None), steps=200)  # the last of each length counts
     b = self.diagnosed("b", line(9, 16, 0.125, layers=3, gate=0.5))
     out = self.diagnose(a, b, "--out", "x.png", alone=True)
     self.assertIn("at length 16.", out)  # the trained one
@@ -43,7 +45,8 @@ class Diagnose(ScriptTest):
     self.assertIn("at length 8.", self.diagnose(a, "--length", 8))  # of nulls
 
   def test_seeds_are_one_line_and_one_map(self):
-    passkey = lambda *exact: {"type": "passkey", "step": 4, "form": "compact", "length": 16, "depths": [0, 1], "exact": exact, "distance": [9, 3]}
+    passkey = lambda *exact: {"type": "passkey", "step": 4, "form": "compact", "length": 16, "depths": [0, 1],
+                              "exact": exact, "distance": [9, 3]}
     for seed, exact in ((1, (0.5, 1.0)), (2, (0.0, 0.5))):
       self.diagnosed(f"s_{seed}", line(4, 16, seed / 4), passkey(*exact), seed=seed)
     out = self.diagnose("s_1", "s_2", "--out", "x.svg")
@@ -65,10 +68,12 @@ class Diagnose(ScriptTest):
 
   def test_damaged_lines_are_skipped(self):
     good = line(4, 16, 0.5)
-    damaged = [{**good, "step": "4"}, {**good, "length": 0}, {**good, "layers": []}, {**good, "layers": 7}, {**good, "layers": [7]},
-               {**good, "layers": [{"max": [], "heads": []}]}, {key: good[key] for key in good if key != "zeros"},
+    damaged = [{**good, "step": "4"}, {**good, "length": 0}, {**good, "layers": []}, {**good, "layers": 7},
+               {**good, "layers": [7]}, {**good, "layers": [{"max": [], "heads": []}]},
+               {key: good[key] for key in good if key != "zeros"},
                {**good, "layers": [*good["layers"], {**good["layers"][0], "heads": good["layers"][0]["heads"][:1]}]}]
-    run = metrics.Run(self.diagnosed("a", *({**entry, "step": entry["step"] if entry["step"] == "4" else 5} for entry in damaged), good))
+    later = [{**entry, "step": entry["step"] if entry["step"] == "4" else 5} for entry in damaged]
+    run = metrics.Run(self.diagnosed("a", *later, good))
     self.assertEqual([(d.step, d.by_layer("first")) for d in run.diagnostics.values()], [(4, [0.375, 0.375])])
 
   def test_spike_score(self):

@@ -1,5 +1,5 @@
-"""scripts/download_fineweb.py, run as a user runs it; the downloads from a server in this process that misbehaves in every
-way we could think of. Standard library only.
+"""scripts/download_fineweb.py, run as a user runs it; the downloads from a server in this process that misbehaves in
+every way that we could think of. Standard library only.
 """
 import errno
 import fcntl
@@ -21,8 +21,9 @@ import download_fineweb  # from SCRIPTS
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves self.content[name], after a redirection. Every request takes the next entry of self.faults[name] (None: behave): a
-  number: an HTTP error; ("cut", n): end the connection after n bytes; ("stall", n): fall silent after n bytes; "wrong range"."""
+  """Serves self.content[name], after a redirection. Every request takes the next of self.faults[name] (None: behave): a
+  number: an HTTP error; ("cut", n): end the connection after n bytes; ("stall", n): be silent after n bytes; "wrong
+  range"."""
   daemon_threads = True
 
   def __init__(self):
@@ -222,8 +223,9 @@ class Download(ScriptTest):
 
   def test_bad_arguments(self):
     for args, part in ((["--shards", "104"], "--shards 104"), (["--shards", "-1"], "--shards -1"),
-                       (["--base-url", "ftp://x"], "ftp://x"), (["--timeout", "0"], "--timeout"), (["--timeout", "nan"], "--timeout"),
-                       (["--base-url", "http://[bad", "--out", self.out], "http://[bad"), (["--base-url", "http:"], "host"),
+                       (["--base-url", "ftp://x"], "ftp://x"), (["--timeout", "0"], "--timeout"),
+                       (["--timeout", "nan"], "--timeout"), (["--base-url", "http:"], "host"),
+                       (["--base-url", "http://[bad", "--out", self.out], "http://[bad"),
                        (["--out", self.write("file", "")], "exists")):
       self.run_script("download_fineweb.py", *args, code=2)
       self.assert_error(part)

@@ -7,11 +7,11 @@ from support.scripts import ScriptTest
 import expected  # from SCRIPTS
 
 LOSSES = {"softmax": [1.59, 1.60, 1.61, 1.60, 1.60], "lssar": [1.9, 2.0, 2.1, 2.0, 2.0]}
-RESULT = {"name": "quick", "size": "", "config": "c.json", "set": {}, "seeds": [1, 2, 3, 4, 5], "axes": {"attention.variant": list(LOSSES)},
-          "chart": "lengths", "mode": "windows", "commit": "abc", "device": "CPU", "command": "sweep.py", "context": 16, "steps": "8",
-          "tokens_per_step": "64", "lengths": [16],
-          "runs": [{"name": "", "labels": {"attention.variant": variant}, "seed": seed, "state": "complete", "why": "", "initial": 5.5,
-                    "loss": loss, "losses": {"16": loss}}
+RESULT = {"name": "quick", "size": "", "config": "c.json", "set": {}, "seeds": [1, 2, 3, 4, 5],
+          "axes": {"attention.variant": list(LOSSES)}, "chart": "lengths", "mode": "windows", "commit": "abc",
+          "device": "CPU", "command": "sweep.py", "context": 16, "steps": "8", "tokens_per_step": "64", "lengths": [16],
+          "runs": [{"name": "", "labels": {"attention.variant": variant}, "seed": seed, "state": "complete", "why": "",
+                    "initial": 5.5, "loss": loss, "losses": {"16": loss}}
                    for variant, losses in LOSSES.items() for seed, loss in enumerate(losses, 1)]}
 
 
@@ -20,9 +20,10 @@ class Expected(ScriptTest):
     self.write("seeds.json", seeds)
     for name, loss in losses.items():
       os.makedirs(self.path(name))
-      start = {"type": "start", "config": {"attention": {"variant": variant}, "model": {"context": 16}, "eval": {"lengths": [16]},
-                                           "train": {"steps": steps}}}
-      self.write(f"{name}/metrics.jsonl", "\n".join(map(json.dumps, (start, {"type": "val", "step": 8, "length": 16, "loss": loss}))))
+      start = {"type": "start", "config": {"attention": {"variant": variant}, "model": {"context": 16},
+                                           "eval": {"lengths": [16]}, "train": {"steps": steps}}}
+      self.write(f"{name}/metrics.jsonl",
+                 "\n".join(map(json.dumps, (start, {"type": "val", "step": 8, "length": 16, "loss": loss}))))
     return self.run_module(expected, self.path("seeds.json"), *map(self.path, losses), code=code)
 
   def test_bounds_are_those_of_a_further_loss(self):

@@ -1,5 +1,5 @@
-"""scripts/export.py with stand-ins for the libraries, which record their calls, and with TensorBoard's own where they are
-installed. Standard library only."""
+"""scripts/export.py with stand-ins for the libraries, which record their calls, and with TensorBoard's own where they
+are installed. Standard library only."""
 import importlib.util
 import json
 import os
@@ -40,7 +40,8 @@ def init(**arguments):
   write("init", arguments)
   return Target()
 """
-CONFIG = {"name": "a", "model": {"context": 64, "layers": 2}, "eval": {"lengths": [64, 128], "tokens": 700}, "data": {"shuffle": True}}
+CONFIG = {"name": "a", "model": {"context": 64, "layers": 2}, "eval": {"lengths": [64, 128], "tokens": 700},
+          "data": {"shuffle": True}}
 OF = {"data": [{"name": "v.bin", "tokens": 900, "xxh64": "0a"}], "tokens_asked": 700, "rope_scaling": "none"}
 LINES = [
     {"type": "start", "config": CONFIG},
@@ -48,11 +49,13 @@ LINES = [
     {"type": "skip", "step": 1, "reason": "loss", "skipped": 1},
     {"type": "val", "step": 2, "length": 64, "loss": 5.25, "tokens": 640},
     {"type": "train", "step": 2, "loss": None, "grad_norm": 2.5, "lr": 2e-3, "mfu": 0.5},
-    {"type": "eval", "time": 2e9 + 9, "step": 2, "length": 100, "loss": 4.5, "tokens": 700, "last_loss": 4.25, "bits_per_byte": 6.5,
-     "of": OF, "position_edges": [0, 1, 99, 100], "by_position": [4.0, None, 5.0]},
+    {"type": "eval", "time": 2e9 + 9, "step": 2, "length": 100, "loss": 4.5, "tokens": 700, "last_loss": 4.25,
+     "bits_per_byte": 6.5, "of": OF, "position_edges": [0, 1, 99, 100], "by_position": [4.0, None, 5.0]},
     {"type": "eval", "step": 1, "length": 100, "loss": 9.5, "tokens": 700, "last_loss": 9.5, "by_position": [9.0] * 34},
-    {"type": "eval", "step": 2, "length": 100, "loss": 0.5, "of": {**OF, "tokens_asked": 70}, "by_position": [0.5] * 34},
-    {"type": "eval", "mode": "suffix", "step": 2, "length": 32, "loss": 4.75, "bits_per_byte": 6.75, "context_of": 100, "suffix": 8, "of": OF},
+    {"type": "eval", "step": 2, "length": 100, "loss": 0.5, "of": {**OF, "tokens_asked": 70},
+     "by_position": [0.5] * 34},
+    {"type": "eval", "mode": "suffix", "step": 2, "length": 32, "loss": 4.75, "bits_per_byte": 6.75, "context_of": 100,
+     "suffix": 8, "of": OF},
     {"type": "start", "config": {**CONFIG, "init": "elsewhere"}},  # an evaluation of other weights
     {"type": "eval", "step": 0, "length": 64, "loss": 1.0, "tokens": 700, "last_loss": 1.0, "by_position": [1.0] * 32},
 ]
@@ -99,7 +102,8 @@ class Export(ScriptTest):
     os.mkdir(folder)
     self.write("a/tensorboard/events.out.tfevents.old", "")
     self.write("a/tensorboard/mine", "")
-    settings = {"name": "a", "model.context": 64, "model.layers": 2, "eval.lengths": "[64, 128]", "eval.tokens": 700, "data.shuffle": True}
+    settings = {"name": "a", "model.context": 64, "model.layers": 2, "eval.lengths": "[64, 128]", "eval.tokens": 700,
+                "data.shuffle": True}
     self.assertEqual(self.export("--to", "tensorboard"), [
         ["open", folder], *[["scalar", *scalar] for scalar in self.scalars()[:-len(LAST)]],
         ["settings", settings], ["metrics", LAST],

@@ -1,5 +1,5 @@
-"""scripts/modeling_plusgpt.py in transformers, with random weights; scripts/compare.py transformers compares it with ./train.
-Skipped where torch or transformers is missing.
+"""scripts/modeling_plusgpt.py in transformers, with random weights; scripts/compare.py transformers compares it with
+./train. Skipped where torch or transformers is missing.
 """
 import functools
 import os
@@ -22,7 +22,8 @@ except ImportError:
   torch = None
 
 L, H, C, T, V = 3, 2, 16, 12, 40
-SIZES = {"n_layer": L, "n_head": H, "n_embd": C, "n_positions": T, "vocab_size": V, "bos_token_id": None, "eos_token_id": None}
+SIZES = {"n_layer": L, "n_head": H, "n_embd": C, "n_positions": T, "vocab_size": V, "bos_token_id": None,
+         "eos_token_id": None}
 
 
 @functools.cache
@@ -49,7 +50,8 @@ class Modeling(unittest.TestCase):
 
   def test_gpt2_gives_the_same_attentions_and_hidden_states(self):
     torch.manual_seed(2)
-    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, initializer_range=0.2, attn_implementation="eager")).eval()
+    config = transformers.GPT2Config(**SIZES, initializer_range=0.2, attn_implementation="eager")
+    theirs = transformers.GPT2LMHeadModel(config).eval()
     ours = model_of()
     ours.load_state_dict({name.removeprefix("transformer."): value for name, value in theirs.state_dict().items()
                           if name != "lm_head.weight"})
@@ -66,8 +68,9 @@ class Modeling(unittest.TestCase):
 
   def test_rows_of_weights(self):
     """They sum to 1 where the kind normalises them, a sink takes its part, and no row sees a later key."""
-    cases = (("softmax", {}, (1, 1)), ("lssa", {}, (1, 1)), ("lssar", {"scale": 8.0}, (1, 1)), ("softmax", {"sink": "one"}, (0, 1 - 1e-3)),
-             ("sigmoid", {}, (0, 1)), ("relu", {}, (0, 100)), ("relu2", {}, (0, 100)), ("threshold", {"threshold": 0.5, "output_norm": "rms"}, (0, 100)))
+    cases = (("softmax", {}, (1, 1)), ("lssa", {}, (1, 1)), ("lssar", {"scale": 8.0}, (1, 1)),
+             ("softmax", {"sink": "one"}, (0, 1 - 1e-3)), ("sigmoid", {}, (0, 1)), ("relu", {}, (0, 100)),
+             ("relu2", {}, (0, 100)), ("threshold", {"threshold": 0.5, "output_norm": "rms"}, (0, 100)))
     for kind, settings, (least, most) in cases:
       with torch.no_grad():
         layers = model_of("rope", kind=kind, **settings)(self.tokens, output_attentions=True).attentions
@@ -108,7 +111,8 @@ class Modeling(unittest.TestCase):
       self.assertTrue(compare_transformers.take_formula(folder))
 
   def test_generation_gives_them_too(self):
-    out = model_of("rope").generate(self.tokens[:, :4], attention_mask=torch.ones(2, 4), max_new_tokens=3, do_sample=False, pad_token_id=0,
-                                    return_dict_in_generate=True, output_attentions=True, output_hidden_states=True)
+    out = model_of("rope").generate(self.tokens[:, :4], attention_mask=torch.ones(2, 4), max_new_tokens=3,
+                                    do_sample=False, pad_token_id=0, return_dict_in_generate=True,
+                                    output_attentions=True, output_hidden_states=True)
     self.assertEqual([len(step) for step in out.attentions], [L] * 3)
     self.assertEqual([step[0].shape for step in out.hidden_states], [(2, n, C) for n in (4, 5, 6)])

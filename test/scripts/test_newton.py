@@ -1,4 +1,4 @@
-"""scripts/newton.py: the orbits obey Newton's law, the files have their formats, and the judge finds the law or another one."""
+"""scripts/newton.py: orbits obey Newton's law, the files have their formats, and the judge finds the law or another."""
 import itertools
 import json
 import os
@@ -92,8 +92,8 @@ class Files(ScriptTest):
     return rows
 
   def test_from_orbits_to_a_judgement(self):
-    """The steps of scripts/newton.sh, with its configurations, for a few steps of training. Forces depend on the windows alone, so
-    even these few show whether predictions belong to their systems."""
+    """The steps of scripts/newton.sh, with its configurations, for a few steps of training. Forces depend on the
+    windows alone, so even these few show whether predictions belong to their systems."""
     self.out = self.path("data/shards/newton")
     os.makedirs(self.out)
     self.make("make", "--systems", 60, "--val-systems", 10, name="mini")
@@ -115,20 +115,21 @@ class Files(ScriptTest):
     labels = self.labels("mini_probe_labels_val_000000.bin")[:-1].reshape(100, 128, 1)
     self.assertAlmostEqual(float(np.nanmean((predicted - labels)**2)), last["loss"], delta=1e-4)
     self.assertLess(last["loss"], 0.8)  # of 1
-    self.newton("judge", "--truth", os.path.join(self.out, "mini_probe_truth.json"), "--predictions", self.path("pred.npy"),
-                "--json", self.path("j"))
+    self.newton("judge", "--truth", os.path.join(self.out, "mini_probe_truth.json"),
+                "--predictions", self.path("pred.npy"), "--json", self.path("j"))
     rows = self.json_of("j")["rows"]
     self.assertGreater(rows[self.path("pred.npy")]["r2_log"], 0.2)
 
   def test_seeds(self):
     self.make("probe-data", "--systems", 30, "--val-systems", 40)
     values = np.exp(newton.labels(newton.SIZES["mini"], "log", self.truth()["val"])[..., 0])
-    names = [self.predict(values ** power, name) for power, name in ((0.9, "a_1.npy"), (1.1, "a_2.npy"), (1, "b_1.npy"), (1, "c.npy"))]
+    names = [self.predict(values ** power, name)
+             for power, name in ((0.9, "a_1.npy"), (1.1, "a_2.npy"), (1, "b_1.npy"), (1, "c.npy"))]
     truth = os.path.join(self.out, "x_truth.json")
     self.newton("judge", "--truth", truth, "--predictions", *names)
     lines = self.output.split("\n\n")[1].splitlines()
     self.assertEqual([line.split(" | ")[0] for line in lines[2:]], ["| a", "| observer", "| neighbours"])
-    self.assertRegex(lines[2], r"\| 2 \| -2.00 ± 0.28 \| 1.00 ± 0.14 \| 1.00 ± 0.14 \|")  # -2 x 0.1 x sqrt 2, 0.1 x sqrt 2
+    self.assertRegex(lines[2], r"\| 2 \| -2.00 ± 0.28 \| 1.00 ± 0.14 \| 1.00 ± 0.14 \|")  # 0.1 x sqrt 2, and twice that
     self.newton("judge", "--truth", truth, "--predictions", *names[1:])
     self.assertNotIn("±", self.output)
 
@@ -172,7 +173,7 @@ class Files(ScriptTest):
     self.assertAlmostEqual(np.median(s["m2"]), 0.95, delta=0.01)
     self.assertTrue(1e-9 <= s["m1"].min() and s["m1"].max() == 1e-3)
     self.assertAlmostEqual(np.median(s["m1"]), 9.7e-5, delta=5e-6)
-    self.assertAlmostEqual(s["e"].mean(), 0.867 / (0.867 + 3.03), delta=0.01)  # of the beta distribution; error sd / sqrt(20000)
+    self.assertAlmostEqual(s["e"].mean(), 0.867 / (0.867 + 3.03), delta=0.01)  # a beta distribution; sd / sqrt(20000)
 
   def test_labels_are_standardised_forces_at_their_tokens(self):
     for size, T, first, target in (("mini", 128, 3, "log"), ("full", 2000, 2, "force"), ("mini", 128, 3, "vector")):
@@ -194,7 +195,8 @@ class Files(ScriptTest):
           steps = star.shape[1]
           d = planet[:, :steps] - star
           force = newton.G * (s["m1"][:, :1] * s["m2"][:, None])[..., None] / (d**2).sum(2, keepdims=True)
-          value = {"log": np.log(force), "force": force, "vector": -force * d / np.sqrt((d**2).sum(2, keepdims=True))}[target]
+          value = {"log": np.log(force), "force": force,
+                   "vector": -force * d / np.sqrt((d**2).sum(2, keepdims=True))}[target]
           values = found[:, first::4].astype(float)
           np.testing.assert_allclose(values[:, :steps], (value - truth["mean"]) / truth["sd"], rtol=1e-6, atol=1e-9)
           if split == "train":
@@ -222,7 +224,8 @@ class Files(ScriptTest):
     self.assertNotEqual(contents["a"], contents["c"])
     self.assertEqual([len(windows) for windows in contents["d"]], [8, 8, 3])
     self.assertEqual(list(itertools.chain(*contents["d"])), contents["a"][0])
-    windows = itertools.chain(contents["a"][0], *(self.windows(f"p_{split}_000000.bin", 128).tolist() for split in ("train", "val")))
+    windows = itertools.chain(contents["a"][0],
+                              *(self.windows(f"p_{split}_000000.bin", 128).tolist() for split in ("train", "val")))
     self.assertEqual(len({*map(tuple, windows)}), 3 * 19)  # no system is in two files, or twice in one
 
   def test_judge_finds_the_law_that_the_predictions_follow(self):
@@ -233,7 +236,8 @@ class Files(ScriptTest):
     force = 39.4784176044 * val["m1"] * val["m2"][:, None] / r**2
     noise = 1 + 0.02 * np.random.default_rng(3).normal(size=r.shape)
     names = [self.predict(values, name) for name, values in (
-        ("true.npy", force), ("noisy.npy", force * noise), ("cube.npy", force / r), ("m2.npy", force / val["m2"][:, None]**1.5))]
+        ("true.npy", force), ("noisy.npy", force * noise), ("cube.npy", force / r),
+        ("m2.npy", force / val["m2"][:, None]**1.5))]
     rows = self.judge(*names)
     np.testing.assert_allclose(self.exponents(rows[names[0]]), [-2, 1, 1], atol=1e-6)
     np.testing.assert_allclose(rows[names[0]]["constant"], 39.4784176044, rtol=1e-6)
@@ -241,7 +245,8 @@ class Files(ScriptTest):
     self.assertEqual(rows["truth"]["points"], 200 * 16)
     np.testing.assert_allclose(self.exponents(rows["truth"]), [-2, 1, 1], atol=1e-9)
     np.testing.assert_allclose(self.exponents(rows[names[1]]), [-2, 1, 1], atol=0.01)
-    x = np.stack(np.broadcast_arrays(1, np.log(r), np.log(val["m1"]), np.log(val["m2"])[:, None]), 2)[:, 16:].reshape(-1, 4)
+    columns = np.broadcast_arrays(1, np.log(r), np.log(val["m1"]), np.log(val["m2"])[:, None])
+    x = np.stack(columns, 2)[:, 16:].reshape(-1, 4)
     spread = 0.02 * np.sqrt(np.diag(np.linalg.inv(x.T @ x)))[1:]  # of independent noise
     for (value, low, high), error in zip(rows[names[1]]["exponents"].values(), spread):
       self.assertTrue(low < value < high)
@@ -289,7 +294,8 @@ class Files(ScriptTest):
     except ImportError:
       self.skipTest("no matplotlib")
     self.make("probe-data", "--systems", 10, "--val-systems", 10)
-    common_arguments = ["--truth", os.path.join(self.out, "x_truth.json"), "--predictions", self.predict(np.ones((10, 32)))]
+    common_arguments = ["--truth", os.path.join(self.out, "x_truth.json"),
+                        "--predictions", self.predict(np.ones((10, 32)))]
     self.newton("picture", *common_arguments, "--out", self.path("x.png"))
     self.assertEqual(self.bytes_of("x.png")[:4], b"\x89PNG")
     self.newton("picture", *common_arguments, "--out", self.path("x.what"), code=2)

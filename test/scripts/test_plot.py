@@ -1,4 +1,4 @@
-"""scripts/metrics.py and plot.py: damaged lines, which evaluations belong together, the tables, where the picture is."""
+"""scripts/metrics.py and plot.py: damaged lines, which evaluations belong together, the tables, the picture's place."""
 import io
 import json
 import os
@@ -48,19 +48,21 @@ class Plot(ScriptTest):
 
   def test_damaged_lines_are_skipped(self):
     with mock.patch("sys.stderr", io.StringIO()) as said:
-      good, damaged, _ = (metrics.Run(path) for path in (self.trained("good"), self.trained("damaged", DAMAGED), self.path("damaged")))
+      folders = self.trained("good"), self.trained("damaged", DAMAGED), self.path("damaged")
+      good, damaged, _ = map(metrics.Run, folders)
     number = len(GOOD) + DAMAGED.index("[]") + 1  # the last line may be half written
-    self.assertEqual(said.getvalue(), f"warning: {self.path('damaged')}/metrics.jsonl: line {number} is damaged and left out, as 4 others are\n")
+    self.assertEqual(said.getvalue(), f"warning: {self.path('damaged')}/metrics.jsonl: line {number} is damaged and "
+                                      "left out, as 4 others are\n")
     self.assertEqual([run.config for run in (good, damaged)], [CONFIG] * 2)
     self.assertEqual(damaged.train(), good.train())
     self.assertEqual([(e.step, e.length, e.loss) for e in damaged.evaluations], [(8, 16, 1.5)])
     self.assertEqual(damaged.note(), "")
 
   def test_numbers_that_cannot_be_negative(self):
-    folder = self.trained("run", [line(8, 16, 1.5, stderr=-0.5)])
+    self.trained("run", [line(8, 16, 1.5, stderr=-0.5)])
     for script, *flags in (("plot.py",), ("report.py",), ("export.py", "--to", "tensorboard")):
       self.draw(script, "run", *flags, code=2, alone=True)
-      self.assert_error(f"{folder[len(self.folder) + 1:]}/metrics.jsonl: line {len(GOOD) + 1}: stderr is -0.5, must not be below 0; restore")
+      self.assert_error(f"run/metrics.jsonl: line {len(GOOD) + 1}: stderr is -0.5, must not be below 0; restore")
 
   def test_odd_values_are_drawn_around(self):
     self.plot(self.trained("odd", DAMAGED[:-1] + ODD))
@@ -76,7 +78,8 @@ class Plot(ScriptTest):
         shutil.rmtree(folder)
 
   def test_loss_by_position(self):
-    old = lambda length, bins: {"type": "eval", "step": 8, "length": length, "loss": 2.0, "tokens": 64, "by_position": bins}
+    old = lambda length, bins: {"type": "eval", "step": 8, "length": length, "loss": 2.0, "tokens": 64,
+                                "by_position": bins}
     new = line(8, 50, 2.0, position_edges=[0, 1, 50], by_position=[4.0, None])
     folder = self.trained("run", [old(16, [3.0] * 16), old(40, [2.0] * 40), old(71, [1.5] * 36), new])
     row = metrics.Run(folder).row
@@ -100,7 +103,8 @@ class Plot(ScriptTest):
       self.assertIn(f"<!-- {text} -->", self.text_of("p.svg"))
 
   def test_looks_differ(self):
-    runs = [self.evaluated(f"run{number}", line(8, 16, 1.5, data=TRAIN if number == 1 else VAL)) for number in range(20)]
+    runs = [self.evaluated(f"run{number}", line(8, 16, 1.5, data=TRAIN if number == 1 else VAL))
+            for number in range(20)]
     looks = [variant.look for variant in View(runs).variants]
     self.assertEqual(len({(look["color"], look["linestyle"]) for look in looks}), 20)
     self.assertEqual(len({(look["marker"], look["linestyle"]) for look in looks}), 20)  # on a print in grey
@@ -110,7 +114,8 @@ class Plot(ScriptTest):
     labels = {"softmax": ["softmax"], "gated": ["lssar", "softplus gate"]}
     for name, place, base in (("gated", 1, 1.0), ("softmax", 0, 2.0)):
       for seed in (1, 2):
-        self.evaluated(f"s_{name}_{seed}_51ef57fa", line(8, 16, base + seed / 4), line(8, 32, base + seed), seed=seed, attention={"variant": name})
+        self.evaluated(f"s_{name}_{seed}_51ef57fa", line(8, 16, base + seed / 4), line(8, 32, base + seed), seed=seed,
+                       attention={"variant": name})
         variants.write_note(self.path(f"s_{name}_{seed}_51ef57fa"), sweep="s", labels=labels[name], place=place)
     folders = sorted(os.listdir(self.folder))  # gated first
     softmax, gated = variants.of(metrics.read_runs([self.path(name) for name in folders]))
@@ -119,7 +124,8 @@ class Plot(ScriptTest):
     alone, = variants.of(metrics.read_runs([self.path(name) for name in folders[:2]]))
     self.assertEqual(alone.look, variants.look(1))  # as in the sweep's picture
     output = self.plot(*folders, "--out", "p.svg")
-    self.assertIn("| softmax (2 seeds) | 2.375 ± 1.588 | 3.500 ± 6.353 |\n| lssar, softplus gate (2 seeds) | 1.375 ± 1.588 | 2.500 ± 6.353 |", output)
+    self.assertIn("| softmax (2 seeds) | 2.375 ± 1.588 | 3.500 ± 6.353 |\n"
+                  "| lssar, softplus gate (2 seeds) | 1.375 ± 1.588 | 2.500 ± 6.353 |", output)
     self.assertIn("| lssar, softplus gate (2 seeds) - softmax (2 seeds) | -1.000 ± <0.001 | -1.000 ± <0.001 |", output)
     picture = self.text_of("p.svg")
     for text in ("Difference to softmax", "lssar, softplus gate (2 seeds)", "Mean and range over up to 2 seeds"):
@@ -127,11 +133,13 @@ class Plot(ScriptTest):
     self.assertFalse("51ef57fa" in picture, "a run's folder is named")
     for name in folders[:2]:
       variants.write_note(self.path(name), labels=["softmax"])  # two variants of one label are called as their folders
-    self.assertEqual([variant.label for variant in variants.of(metrics.read_runs([self.path(name) for name in folders]))],
+    found = variants.of(metrics.read_runs([self.path(name) for name in folders]))
+    self.assertEqual([variant.label for variant in found],
                      ["s_softmax_*_51ef57fa (2 seeds)", "s_gated_*_51ef57fa (2 seeds)"])
 
   def test_mean_and_range_over_seeds(self):
-    self.assertEqual(variants.over_seeds([[(1, 2.0), (2, 1.0), (3, 5.0)], [], [(2, 4.0), (1, 3.0)]]), [(1, 2.5, 2.0, 3.0), (2, 2.5, 1.0, 4.0)])
+    self.assertEqual(variants.over_seeds([[(1, 2.0), (2, 1.0), (3, 5.0)], [], [(2, 4.0), (1, 3.0)]]),
+                     [(1, 2.5, 2.0, 3.0), (2, 2.5, 1.0, 4.0)])
     self.assertEqual(variants.over_seeds([[], []]), [])
 
   def test_a_row_is_of_one_step_and_one_set_of_data(self):
@@ -162,17 +170,21 @@ class Plot(ScriptTest):
   def test_data_are_known_by_their_content(self):
     pattern = lambda *names: {"data": {"val": [*names]}}
     two, moved = VAL + TRAIN, [{**VAL[0], "name": "moved.bin"}]
-    for name, first, second, same in (("moved", (VAL, "a"), (moved, "b"), True), ("new", (VAL, "a"), (TRAIN, "a"), False),
-                                      ("long windows", (two, "a"), (VAL, "a"), True), ("more", (two, "a"), (VAL, "b"), False)):
+    for name, first, second, same in (("moved", (VAL, "a"), (moved, "b"), True),
+                                      ("new", (VAL, "a"), (TRAIN, "a"), False),
+                                      ("long windows", (two, "a"), (VAL, "a"), True),
+                                      ("more", (two, "a"), (VAL, "b"), False)):
       a, b = (self.evaluated(f"{name}{number}", line(8, 16, 1.0, data=data), **pattern(path)).own
               for number, (data, path) in enumerate((first, second)))
       self.assertEqual((a.same_data(b), b.same_data(a)), (same, same), name)
 
   def test_losses_of_other_targets_are_of_other_data(self):
-    labels = lambda mean="batch", **head: {"data": {"val": ["a"], "val_labels": ["l"]}, "train": {"label_mean": mean}, "model": head}
-    runs = [self.evaluated(f"run{number}", line(8, 16, 1.0, data=data), **settings) for number, (data, settings) in enumerate((
-        (VAL, {"data": {"val": ["a"], "val_labels": []}}), (VAL + TRAIN, labels()), (VAL + TRAIN, labels("sequence")),
-        (VAL + TRAIN, labels(head={"outputs": 2}))))]
+    labels = lambda mean="batch", **head: {"data": {"val": ["a"], "val_labels": ["l"]}, "train": {"label_mean": mean},
+                                           "model": head}
+    cases = ((VAL, {"data": {"val": ["a"], "val_labels": []}}), (VAL + TRAIN, labels()),
+             (VAL + TRAIN, labels("sequence")), (VAL + TRAIN, labels(head={"outputs": 2})))
+    runs = [self.evaluated(f"run{number}", line(8, 16, 1.0, data=data), **settings)
+            for number, (data, settings) in enumerate(cases)]
     for i, a in enumerate(runs):
       for j, b in enumerate(runs):
         self.assertEqual(a.own.same_data(b.own), i == j, (i, j))
@@ -181,7 +193,8 @@ class Plot(ScriptTest):
     for name, data in (("a", VAL), ("b", TRAIN), ("c", VAL)):
       self.evaluated(name, line(8, 16, 1.5, "val", data))
     output = self.plot("a", "b", "c", "--out", "p.svg")
-    self.assertIn("Loss of val.bin, 64 tokens asked:\n\n| validation loss at length | 16 |\n|---|---|\n| a | 1.500 |\n| c | 1.500 |\n\n"
+    self.assertIn("Loss of val.bin, 64 tokens asked:\n\n"
+                  "| validation loss at length | 16 |\n|---|---|\n| a | 1.500 |\n| c | 1.500 |\n\n"
                   "Loss of train.bin, 64 tokens asked:\n\n", output)
     self.assertIn("of train.bin, -->", self.text_of("p.svg"))
 
@@ -191,7 +204,8 @@ class Plot(ScriptTest):
     mean, error = metrics.difference(b.row[16], a.row[16])  # of 1 and 2 windows
     self.assertAlmostEqual(mean, (0.1 + 2 * 0.4) / 3)
     self.assertAlmostEqual(error, ((0.2 ** 2 + 2 * 0.1 ** 2) / 1 / 3) ** 0.5)
-    others = [self.evaluated("c", line(8, 16, 1.0, data=TRAIN, window_losses=[1.0, 1.0])), self.evaluated("d", line(8, 16, 1.0)),
+    others = [self.evaluated("c", line(8, 16, 1.0, data=TRAIN, window_losses=[1.0, 1.0])),
+              self.evaluated("d", line(8, 16, 1.0)),
               self.evaluated("e", line(8, 16, 1.0, window_losses=[1.0, 1.0, 1.0]))]
     self.assertEqual([metrics.difference(b.row[16], run.row[16]) for run in others], [None] * 3)
     output = self.plot("a", "b", "d", "--baseline", "./b/")
@@ -200,32 +214,38 @@ class Plot(ScriptTest):
 
   def test_the_same_targets_by_context(self):
     other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
-    run = self.evaluated("a", suffix(64, 9.0, window=64), suffix(24, 9.0, step=4), suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0),
-                         line(8, 16, 1.5, mode="windows"), other, suffix(8, 9.0, step=9), attention={"power": 15})
+    run = self.evaluated("a", suffix(64, 9.0, window=64), suffix(24, 9.0, step=4), suffix(8, 2.0), suffix(16, 1.25),
+                         suffix(32, 1.0), line(8, 16, 1.5, mode="windows"), other, suffix(8, 9.0, step=9),
+                         attention={"power": 15})
     self.assertEqual({length: e.loss for length, e in run.contexts.items()}, {8: 2.0, 16: 1.25, 32: 1.0})
     self.assertEqual(([*run.row], run.note()), ([16], "a: 3 evaluations left out: 1 with attention.power=3, "
                      "1 of the last 8 targets in windows of 64, 1 of step 4"))
     self.evaluated("b", suffix(8, 3.0), suffix(32, 4.0))
     self.evaluated("c", suffix(8, 5.0, data=TRAIN))
     output = self.plot("a", "b", "c", "--out", "p.svg")
-    self.assertIn("the last 8 targets in windows of 32 of val.bin, by the context that the model sees:\n\n| validation loss with context | 8 | 16 | 32 |\n"
-                  "|---|---|---|---|\n| a | 2.000 | 1.250 | 1.000 |\n| b | 3.000 | - | 4.000 |\n\nLoss of the last 8 targets in windows of 32 "
-                  "of train.bin, by the context that the model sees:\n\n| validation loss with context | 8 |\n|---|---|\n| c | 5.000 |\n\n", output)
+    self.assertIn("the last 8 targets in windows of 32 of val.bin, by the context that the model sees:\n\n"
+                  "| validation loss with context | 8 | 16 | 32 |\n|---|---|---|---|\n"
+                  "| a | 2.000 | 1.250 | 1.000 |\n| b | 3.000 | - | 4.000 |\n\n"
+                  "Loss of the last 8 targets in windows of 32 of train.bin, by the context that the model sees:\n\n"
+                  "| validation loss with context | 8 |\n|---|---|\n| c | 5.000 |\n\n", output)
     self.assertIn("context of the same targets", self.text_of("p.svg"))
 
   def test_contexts_are_the_runs_own(self):
     run = self.evaluated("a", line(8, 16, 1.5), suffix(8, 2.0), suffix(8, 9.0, rope="yarn"), suffix(8, 9.0, data=TRAIN),
                          suffix(8, 9.0, asked=640))
     self.assertEqual([e.loss for e in run.contexts.values()], [2.0])
-    self.assertEqual(run.note(), "a: 3 evaluations left out: 1 with rope_scaling yarn, 1 of train.bin, 1 of 640 tokens asked")
+    self.assertEqual(run.note(),
+                     "a: 3 evaluations left out: 1 with rope_scaling yarn, 1 of train.bin, 1 of 640 tokens asked")
 
   def test_contexts_are_the_set_of_most_lengths(self):
     most = [suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0)]
     for name, newer, losses, left_out in (
-        ("other", [suffix(8, 3.0, window=16), suffix(16, 3.0, window=16)], [2.0, 1.25, 1.0], {"of the last 8 targets in windows of 16": 2}),
+        ("other", [suffix(8, 3.0, window=16), suffix(16, 3.0, window=16)], [2.0, 1.25, 1.0],
+         {"of the last 8 targets in windows of 16": 2}),
         ("single", [suffix(16, 3.0, step=9)], [2.0, 1.25, 1.0], {"of step 9": 1}),
         ("equal", [suffix(8, 3.0, 9), suffix(16, 3.0, 9), suffix(32, 3.0, 9)], [3.0] * 3, {}),  # step 8: earlier points
-        ("window", [suffix(length, 3.0, window=64) for length in (8, 16, 64)], [3.0] * 3, {"of the last 8 targets in windows of 32": 3})):
+        ("window", [suffix(length, 3.0, window=64) for length in (8, 16, 64)], [3.0] * 3,
+         {"of the last 8 targets in windows of 32": 3})):
       run = self.evaluated(name, *most, *newer)
       self.assertEqual(([e.loss for e in run.contexts.values()], run.left_out), (losses, left_out), name)
 
@@ -233,7 +253,8 @@ class Plot(ScriptTest):
     run = self.evaluated("a", suffix(8, 2.0), suffix(16, 1.25))
     table, = section_losses.settings_tables(View([run]))
     self.assertEqual((table.head[-1], table.rows), ("of the last targets", [["a", "8", "1.250", "8"]]))
-    self.assertTrue(self.plot("a", "--out", "p.svg").startswith("Loss of the last 8 targets in windows of 32 of val.bin, by"))
+    said = self.plot("a", "--out", "p.svg")
+    self.assertTrue(said.startswith("Loss of the last 8 targets in windows of 32 of val.bin, by"))
     self.assertIn("<!-- a -->", self.text_of("p.svg"))  # in the legend
 
   def test_weights_of_another_run(self):
@@ -244,10 +265,12 @@ class Plot(ScriptTest):
     for weights in ("runs/s2", "runs/s2/step_00000008", "/moved/s2/step_00000008", "runs/s2/best",
                     "runs/s2/old_steps_2/step_00000008", "random"):
       run = metrics.Run(self.make_run("moved", [start(), train, of(weights), sm]))
-      self.assertEqual(([*run.row], run.note()), ([16], "moved: 1 evaluation left out: 1 of the weights of runs/sm"), weights)
+      self.assertEqual(([*run.row], run.note()),
+                       ([16], "moved: 1 evaluation left out: 1 of the weights of runs/sm"), weights)
       shutil.rmtree(self.path("moved"))
     alone = metrics.Run(self.make_run("alone", [start(), sm, of("runs/other/step_00000008")]))  # the run it looks at
-    self.assertEqual(([*alone.row], alone.note()), ([16], "alone: 1 evaluation left out: 1 of the weights of runs/other"))
+    self.assertEqual(([*alone.row], alone.note()),
+                     ([16], "alone: 1 evaluation left out: 1 of the weights of runs/other"))
     none = metrics.Run(self.make_run("none", [start(), train, sm, {**suffix(8, 1.0), "of": sm["of"]}]))
     self.assertEqual((none.row, none.contexts, [*none.left_out.values()]), ({}, {}, [2]))
     tuned = metrics.Run(self.make_run("tuned", [start(init="runs/sm/"), train, of("runs/sm")]))
@@ -264,11 +287,13 @@ class Plot(ScriptTest):
 
   def test_settings_that_differ(self):
     variant = lambda name, lr, power, loss: self.evaluated(
-        f"{name}{lr}", line(8, 16, loss), optimizer={"lr": lr, "eps": 1}, attention={"variant": name, "kind": name, "power": power})
+        f"{name}{lr}", line(8, 16, loss), optimizer={"lr": lr, "eps": 1},
+        attention={"variant": name, "kind": name, "power": power})
     runs = [variant("softmax", 1, 15, 1.5), variant("lssar", 1, 15, 1.25), variant("lssar", 2, 3, 1.0)]
     self.assertEqual(section_losses.settings_tables(View(runs))[1].splitlines(), [
-        "| run | optimizer.lr | attention.variant | attention.power | step | loss at trained length (nats) |", "|---|---|---|---|---|---|",
-        "| lssar2 | 2 | lssar | 3 | 8 | 1.000 |", "| lssar1 | 1 | lssar | 15 | 8 | 1.250 |", "| softmax1 | 1 | softmax | 15 | 8 | 1.500 |"])
+        "| run | optimizer.lr | attention.variant | attention.power | step | loss at trained length (nats) |",
+        "|---|---|---|---|---|---|", "| lssar2 | 2 | lssar | 3 | 8 | 1.000 |",
+        "| lssar1 | 1 | lssar | 15 | 8 | 1.250 |", "| softmax1 | 1 | softmax | 15 | 8 | 1.500 |"])
 
   def test_tables_without_matplotlib(self):
     self.write("matplotlib.py", "raise ImportError")
@@ -298,12 +323,14 @@ class Plot(ScriptTest):
       self.assertIn("<!-- Validation loss by length -->", self.text_of("p.svg"))
 
   def test_tasks(self):
-    task = lambda step, score, task="piqa", **more: {"type": "task", "step": step, "task": task, "n": 4, "max_length": 16, "acc": 0.5,
-                                                     "acc_norm": score, **more}
-    a = metrics.Run(self.trained("a", [task(0, 0.25), task(0, 0.5, "sciq"), task(4, 0.5), task(4, None, "sciq", acc=0.75), task(8, 0.5)]))
+    task = lambda step, score, task="piqa", **more: {"type": "task", "step": step, "task": task, "n": 4,
+                                                     "max_length": 16, "acc": 0.5, "acc_norm": score, **more}
+    a = metrics.Run(self.trained("a", [task(0, 0.25), task(0, 0.5, "sciq"), task(4, 0.5),
+                                       task(4, None, "sciq", acc=0.75), task(8, 0.5)]))
     b = metrics.Run(self.trained("b", [task(8, 0.25), task(8, 1.0, "sciq"), task(8, 0.125, n=3), task(8, 1.0, "arc")]))
     none = metrics.Run(self.trained("none"))
-    self.assertEqual(section_answers.task_scores([a, b, none]), ({a: [(0, 37.5), (4, 62.5)], b: [(8, 62.5)]}, ["piqa", "sciq"]))
+    self.assertEqual(section_answers.task_scores([a, b, none]),
+                     ({a: [(0, 37.5), (4, 62.5)], b: [(8, 62.5)]}, ["piqa", "sciq"]))
     self.assertEqual(section_answers.task_scores([none]), ({}, []))
     other = metrics.Run(self.trained("other", [task(8, 0.125, n=3)]))
     self.assertEqual(section_answers.task_scores([a, other]), ({}, []))
@@ -314,14 +341,16 @@ class Plot(ScriptTest):
     os.symlink("run", self.path("same"))
     output = self.plot("run", "./run/", "run/metrics.jsonl", "same", "--baseline", "same", alone=True)
     self.assertEqual([line for line in output.splitlines() if line.startswith("| ")], [
-        "| validation loss at length | 16 |", "| run | 1.500 |", "| run | step | loss at trained length (nats) |", "| run | 8 | 1.500 |"])
+        "| validation loss at length | 16 |", "| run | 1.500 |", "| run | step | loss at trained length (nats) |",
+        "| run | 8 | 1.500 |"])
 
   def test_the_end_of_a_pipe(self):
     python = drawing_python() or self.skipTest("no matplotlib")
     for script in ("plot.py", "report.py"):
       reader, writer = os.pipe()
       os.close(reader)
-      done = subprocess.run([python, os.path.join(SCRIPTS, script), self.path("run") if script == "report.py" else self.trained("run")],
+      done = subprocess.run([python, os.path.join(SCRIPTS, script),
+                             self.path("run") if script == "report.py" else self.trained("run")],
                             stdout=writer, stderr=subprocess.PIPE, text=True, cwd=self.folder)
       os.close(writer)
       self.assertEqual((done.returncode, done.stderr), (-signal.SIGPIPE, ""))

@@ -103,8 +103,9 @@ class PrepareBytes(Prepare):
     self.prepare(text, "--overwrite")  # old shards beyond the new number are removed too
     self.assertEqual(self.files(), sorted(keep + ["x_train_000000.bin", "x_val_000000.bin"]))
     with open("/dev/full", "w") as full:  # the shards are written even if the summary cannot be printed
-      done = subprocess.run([sys.executable, "-u", os.path.join(SCRIPTS, "prepare_text.py"), text, "--out", self.out, "--name", "x",
-                             "--tokenizer", "bytes", "--overwrite"], stdout=full, stderr=subprocess.DEVNULL)
+      done = subprocess.run([sys.executable, "-u", os.path.join(SCRIPTS, "prepare_text.py"), text, "--out", self.out,
+                             "--name", "x", "--tokenizer", "bytes", "--overwrite"],
+                            stdout=full, stderr=subprocess.DEVNULL)
     self.assertEqual(done.returncode, 1)
     self.assertEqual(self.files(), sorted(keep + ["x_train_000000.bin", "x_val_000000.bin"]))
     self.prepare(text, "--val-fraction", "1", "--overwrite")  # does not change the training shards
@@ -112,7 +113,8 @@ class PrepareBytes(Prepare):
 
   def test_documents_by_the_name_of_the_file(self):
     documents = ["one\n", "", "tw\u20ac <|endoftext|>", "three", "four"]
-    lines = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(documents)).replace("\n", "\n\n")
+    lines = "".join(json.dumps({"id": i, "text": text}) + "\n"
+                    for i, text in enumerate(documents)).replace("\n", "\n\n")
     self.write("a.jsonl", lines)
     self.write("a.txt.gz", gzip.compress(b"of ") + gzip.compress(b"text"))
     self.write("a.jsonl.gz", gzip.compress(lines.encode()))
@@ -141,7 +143,8 @@ class PrepareBytes(Prepare):
       progress.total, progress.done = 100000000, 11000000
       for _ in range(3):
         progress.add(20000000)
-      self.assertEqual(said.getvalue(), "file 1/2  31.0% | 0.5 MB/s | eta 0:02:11\nfile 1/2  71.0% | 0.8 MB/s | eta 0:00:35\n")
+      self.assertEqual(said.getvalue(),
+                       "file 1/2  31.0% | 0.5 MB/s | eta 0:02:11\nfile 1/2  71.0% | 0.8 MB/s | eta 0:00:35\n")
     ticks = iter([0, 40])
     with mock.patch("time.monotonic", lambda: next(ticks)), mock.patch("sys.stderr", io.StringIO()) as said:
       Progress(100, "", "steps/s", 1).add(20)
@@ -166,13 +169,15 @@ class PrepareBytes(Prepare):
     bad = self.path("bad.parquet")
     text = pyarrow.array([b"fine " * 99, b"x\xff"]).cast(pyarrow.string(), safe=False)
     parquet.write_table(pyarrow.table({"text": pyarrow.StringArray.from_buffers(2, *text.buffers()[1:])}), bad)
-    for args, parts in (([path, "--field", "body"], ['no column "body"', '"id", "text"']), ([path, "--field", "id"], ["row 1", "0"]),
+    for args, parts in (([path, "--field", "body"], ['no column "body"', '"id", "text"']),
+                        ([path, "--field", "id"], ["row 1", "0"]),
                         ([self.write("c.parquet", b"PAR1")], ["c.parquet is damaged, or not a Parquet file"]),
                         ([bad], ["row 2", "not UTF-8", "--errors replace"])):
       self.prepare(*args, "--overwrite", code=2)
       self.assert_error(*parts)
     self.prepare(bad, "--errors", "replace", "--overwrite")
-    self.assertEqual(self.text("x_train_000000.bin") + self.text("x_val_000000.bin"), b"fine " * 99 + "x\ufffd".encode())
+    self.assertEqual(self.text("x_train_000000.bin") + self.text("x_val_000000.bin"),
+                     b"fine " * 99 + "x\ufffd".encode())
 
   def test_every_nth_document_for_validation(self):
     lines = "".join(json.dumps({"text": "%d;" % i}) + "\n" for i in (1, 2, 3, 4))
@@ -184,11 +189,13 @@ class PrepareBytes(Prepare):
     self.assert_error("--val-every 4", "only 3")
 
   def test_validation_begins_with_a_document_of_jsonl(self):
-    self.prepare(self.write("a.jsonl", "".join('{"text": "%s"}\n' % (c * 100) for c in "abcdefghij")), "--val-fraction", "0.25")
+    self.prepare(self.write("a.jsonl", "".join('{"text": "%s"}\n' % (c * 100) for c in "abcdefghij")),
+                 "--val-fraction", "0.25")
     self.assertEqual(self.text("x_val_000000.bin"), b"i" * 100 + b"j" * 100)
 
   def test_json_that_is_taken_as_text(self):
-    for name, text, warns in (("a.json", '{"body": "x"}\n{', True), ("b.json", '{"body"\n', False), ("c", "{}x\n", False)):
+    for name, text, warns in (("a.json", '{"body": "x"}\n{', True), ("b.json", '{"body"\n', False),
+                              ("c", "{}x\n", False)):
       self.prepare(self.write(name, text), "--val-fraction", "0", "--overwrite")
       self.assertEqual("warning" in self.errors, warns, name)
       if warns:
@@ -196,8 +203,9 @@ class PrepareBytes(Prepare):
       self.assertEqual(self.text("x_train_000000.bin").decode(), text)
 
   def test_other_formats_that_are_taken_as_text(self):
-    for name, data, part in (("a.txt", gzip.compress(b"text"), "format .gz; unpack it"), ("b", b"PAR1...", "format .parquet"),
-                             ("c.json", b'\n[\n{"text": "x"}\n]\n', "seems to be a JSON array"), ("d.txt", b"[1] text", "")):
+    for name, data, part in (("a.txt", gzip.compress(b"text"), "format .gz; unpack it"),
+                             ("b", b"PAR1...", "format .parquet"), ("d.txt", b"[1] text", ""),
+                             ("c.json", b'\n[\n{"text": "x"}\n]\n', "seems to be a JSON array")):
       self.prepare(self.write(name, data), "--val-fraction", "0", "--overwrite")
       self.assert_error(part)
       self.assertEqual("warning" in self.errors, bool(part), name)
@@ -217,8 +225,8 @@ class PrepareBytes(Prepare):
         if len(calls) == stop:
           raise KeyboardInterrupt
         replace(source, target)
-      with mock.patch("os.replace", stopping), mock.patch("sys.argv", ["x", self.path("a"), "--out", self.out, "--name", "x",
-                      "--overwrite", "--val-fraction", "0.5"]), self.assertRaises(KeyboardInterrupt):
+      args = ["x", self.path("a"), "--out", self.out, "--name", "x", "--overwrite", "--val-fraction", "0.5"]
+      with mock.patch("os.replace", stopping), mock.patch("sys.argv", args), self.assertRaises(KeyboardInterrupt):
         prepare_text.main()
       for name in (name for name in os.listdir(self.out) if name.endswith(".json")):
         self.assertEqual(self.json_of(self.out, name)["tokens"], len(self.tokens(name[:-4] + "bin")), stop)
@@ -267,7 +275,8 @@ class PrepareBytes(Prepare):
 
   def test_a_folder_of_the_user_stays(self):
     os.mkdir(self.out)
-    self.run_script("prepare_text.py", self.path("none"), "--out", os.path.join(self.out, "a", "b"), "--name", "x", code=2)
+    self.run_script("prepare_text.py", self.path("none"), "--out", os.path.join(self.out, "a", "b"), "--name",
+                    "x", code=2)
     self.assertTrue(os.path.isdir(self.out))
     self.assertEqual(self.files(), [])
 
@@ -307,8 +316,8 @@ class PrepareGpt2(Prepare):
     self.needs_pcre2("")
 
   def prepare(self, *args, code=0, **options):
-    return self.run_script("prepare_text.py", "--out", self.out, "--name", "x", "--tokenizer", "gpt2", "--tokenizer-dir",
-                           self.folder, "--train", TRAIN, *args, code=code, **options)
+    return self.run_script("prepare_text.py", "--out", self.out, "--name", "x", "--tokenizer", "gpt2",
+                           "--tokenizer-dir", self.folder, "--train", TRAIN, *args, code=code, **options)
 
   def train_tokens(self, *texts):
     names = [self.write("text%d" % i, text) for i, text in enumerate(texts)]
@@ -384,11 +393,12 @@ class Answers(Prepare, Workspace):
 
   def make(self, tokenizer, *args, pairs=PAIRS, **options):
     text = "".join(json.dumps({"id": 1, "q": prompt, "a": answer}) + "\n" for prompt, answer in pairs)
-    self.prepare(self.write("a.jsonl", text), "--tokenizer", tokenizer, "--tokenizer-dir", self.folder, "--train", TRAIN,
-                 "--field", "q", *args, **options)
+    self.prepare(self.write("a.jsonl", text), "--tokenizer", tokenizer, "--tokenizer-dir", self.folder,
+                 "--train", TRAIN, "--field", "q", *args, **options)
 
   def prepare(self, *args, **options):
-    self.run_script("prepare_text.py", "--out", self.out, "--name", "x", "--overwrite", "--answer-field", "a", *args, **options)
+    self.run_script("prepare_text.py", "--out", self.out, "--name", "x", "--overwrite", "--answer-field", "a",
+                    *args, **options)
 
   def labels(self, name):
     data = self.bytes_of(self.out, name)
@@ -420,9 +430,10 @@ class Answers(Prepare, Workspace):
             self.assertEqual(self.labels("x_labels_%s_%06d.bin" % (split, number)), labels[at:at + 177])
             self.write("%s_%s_%d.bin" % (tokenizer, split, number), shard(tokens[at:at + 177]))
             self.write("%s_labels_%s_%d.bin" % (tokenizer, split, number), label_file(labels[at:at + 177]))
+        keys = ("train", "train"), ("val", "val"), ("labels", "labels_train"), ("val_labels", "labels_val")
         for name, stem in (("made", "out/x"), ("hand", tokenizer)):
-          self.ok(model__vocab=vocab, name=name + tokenizer, data={key: "%s_%s_*.bin" % (stem, files) for key, files in (
-              ("train", "train"), ("val", "val"), ("labels", "labels_train"), ("val_labels", "labels_val"))})
+          self.ok(model__vocab=vocab, name=name + tokenizer,
+                  data={key: "%s_%s_*.bin" % (stem, files) for key, files in keys})
         losses = [[(line["step"], line["loss"]) for line in self.metrics(name + tokenizer) if "loss" in line]
                   for name in ("made", "hand")]
         self.assertEqual(losses[0], losses[1])

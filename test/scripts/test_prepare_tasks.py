@@ -18,13 +18,14 @@ from support.workspace import TRAIN
 import prepare_tasks
 from common import UserError
 
-HELLASWAG = {"ctx": "A man. he [substeps] runs", "ctx_a": " A man [title] b", "ctx_b": "he RUNS  on", "activity_label": "Running",
-             "endings": [" a [step] b.", "c", "d [title] e", "f"], "label": "2"}
+HELLASWAG = {"ctx": "A man. he [substeps] runs", "ctx_a": " A man [title] b", "ctx_b": "he RUNS  on",
+             "activity_label": "Running", "endings": [" a [step] b.", "c", "d [title] e", "f"], "label": "2"}
 ARC = {"question": "Why?", "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, "answerKey": "2"}
-ARC_AUTHORS = {"question": {"stem": "Why?", "choices": [{"text": "a", "label": "A"}, {"text": "b", "label": "B"}, {"text": "c", "label": "C"}]},
-               "answerKey": "B"}
+ARC_AUTHORS = {"question": {"stem": "Why?", "choices": [
+    {"text": "a", "label": "A"}, {"text": "b", "label": "B"}, {"text": "c", "label": "C"}]}, "answerKey": "B"}
 PIQA = {"goal": "Tie it", "sol1": "so", "sol2": "or so", "label": 1}
-SCIQ = {"support": " \n Facts.", "question": "What?", "distractor1": "x", "distractor2": "y", "distractor3": "z", "correct_answer": "w"}
+SCIQ = {"support": " \n Facts.", "question": "What?", "distractor1": "x", "distractor2": "y", "distractor3": "z",
+        "correct_answer": "w"}
 MMLU = {"question": " Q?\n", "choices": ["n\u00e9", "o", "p", "q"], "answer": 0, "subject": "abstract_algebra"}
 ALGEBRA = "(with answers) about abstract algebra.\n\n"
 PYARROW = """
@@ -57,7 +58,8 @@ def read(path):
     mark, size, index, gold, completions = (next(numbers) for _ in range(5))
     assert (mark, index) == (65535, number)
     context, tokens = take(), [take() for _ in range(completions)]
-    examples.append((context, tokens, gold, [(next(numbers), next(numbers)) for _ in range(completions)] if version == 2 else []))
+    examples.append((context, tokens, gold, [(next(numbers), next(numbers)) for _ in range(completions)]
+                     if version == 2 else []))
     sizes.append(size)
   assert next(numbers, None) is None and longest == max(sizes) and sum(sizes) == len(data) - 1024
   return version, examples
@@ -65,8 +67,8 @@ def read(path):
 
 class PrepareTasks(ScriptTest):
   def prepare(self, task, *args, code=0, **options):
-    return self.run_script("prepare_tasks.py", "--task", *task.split(), "--tokenizer", "bytes", "--out", self.out, "--overwrite", *args, code=code,
-                           **options)
+    return self.run_script("prepare_tasks.py", "--task", *task.split(), "--tokenizer", "bytes", "--out", self.out,
+                           "--overwrite", *args, code=code, **options)
 
   def texts(self, task, name=None):
     """(version, examples) with texts for tokens."""
@@ -83,15 +85,17 @@ class PrepareTasks(ScriptTest):
         ("arc_challenge", ARC_AUTHORS, "Question: Why?\nAnswer:", ["a", "b", "c"], 1),
         ("piqa", PIQA, "Question: Tie it\nAnswer:", ["so", "or so"], 1),
         ("sciq", SCIQ, "Facts.\nQuestion: What?\nAnswer:", ["x", "y", "z", "w"], 3),
-        ("mmlu", MMLU, "The following are multiple choice questions " + ALGEBRA + "Q?\nA. n\u00e9\nB. o\nC. p\nD. q\nAnswer:", list("ABCD"), 0),
-        ("mmlu_continuation", MMLU, "The following are questions " + ALGEBRA + "Question: Q?\nAnswer:", MMLU["choices"], 0),
+        ("mmlu", MMLU, "The following are multiple choice questions " + ALGEBRA +
+         "Q?\nA. n\u00e9\nB. o\nC. p\nD. q\nAnswer:", list("ABCD"), 0),
+        ("mmlu_continuation", MMLU, "The following are questions " + ALGEBRA + "Question: Q?\nAnswer:",
+         MMLU["choices"], 0),
         ("mmlu_llmc", MMLU, "Question:  Q?\n\n\nAnswer:", MMLU["choices"], 0)):
       self.assertEqual(prepare_tasks.examples(task, [row, row]), [(context, completions, gold)] * 2)
       if task not in ("mmlu_llmc", "arc_challenge", "hellaswag"):
         continue
       self.prepare(task, "--input", self.write("x.jsonl", lines(row, row)))
-      self.assertIn("2 examples, at most %d tokens; chance %.1f%%" % (
-          len(context.encode()) + 1 + max(len(text.encode()) for text in completions), 100 / len(completions)), self.output)
+      most = len(context.encode()) + 1 + max(len(text.encode()) for text in completions)
+      self.assertIn("2 examples, at most %d tokens; chance %.1f%%" % (most, 100 / len(completions)), self.output)
       version, (first, second) = self.texts(task)
       self.assertEqual(version, 1 if task.endswith("llmc") else 2)
       sizes = [(len(text), len(text.encode())) for text in completions] if version == 2 else []
@@ -99,18 +103,22 @@ class PrepareTasks(ScriptTest):
       self.assertEqual(first, second)
 
   def test_spaces_at_the_end_of_a_context(self):
-    self.prepare("hellaswag_llmc", "--input", self.write("x.jsonl", lines({**HELLASWAG, "ctx": "a \n "}, {**HELLASWAG, "ctx": "  "})))
+    self.prepare("hellaswag_llmc", "--input",
+                 self.write("x.jsonl", lines({**HELLASWAG, "ctx": "a \n "}, {**HELLASWAG, "ctx": "  "})))
     (context, completions, *_), (empty, others, *_) = self.texts("hellaswag_llmc")[1]
     self.assertEqual((context, completions[1]), ("a", " \n  c"))
     self.assertEqual((empty, others[1]), ("\n", "   c"))  # nothing precedes it: a line's end, as for --generate
 
   def test_shots(self):
-    dev = [{**MMLU, "question": "D%d" % i, "answer": i, "choices": [str(10 * i + c) for c in range(4)]} for i in range(4)]
+    dev = [{**MMLU, "question": "D%d" % i, "answer": i, "choices": [str(10 * i + c) for c in range(4)]}
+           for i in range(4)]
     other = {**MMLU, "subject": "law"}
-    options = ["--input", self.write("x.jsonl", lines(MMLU)), "--dev", self.write("dev.jsonl", lines(other, *dev)), "--shots"]
+    options = ["--input", self.write("x.jsonl", lines(MMLU)), "--dev",
+               self.write("dev.jsonl", lines(other, *dev)), "--shots"]
     self.prepare("mmlu_continuation", *options, 2)
     self.assertEqual(self.texts("mmlu_continuation", "mmlu_continuation_2shot")[1][0][0],
-                     "The following are questions " + ALGEBRA + "Question: D0\nAnswer: 0\n\nQuestion: D1\nAnswer: 11\n\nQuestion: Q?\nAnswer:")
+                     "The following are questions " + ALGEBRA +
+                     "Question: D0\nAnswer: 0\n\nQuestion: D1\nAnswer: 11\n\nQuestion: Q?\nAnswer:")
     self.prepare("mmlu", *options, 1)
     self.assertIn(ALGEBRA + "D0\nA. 0\nB. 1\nC. 2\nD. 3\nAnswer: A\n\nQ?\n", self.texts("mmlu", "mmlu_1shot")[1][0][0])
     self.prepare("mmlu", *options, 5, code=2)
@@ -121,13 +129,15 @@ class PrepareTasks(ScriptTest):
   def test_other_inputs(self):
     table = io.StringIO()
     csv.writer(table).writerow([" Q?\n", "n\u00e9", "o", 'p, "r"', "q", "A"])
-    self.prepare("mmlu", "--input", self.write("abstract_algebra_test.csv.gz", gzip.compress(table.getvalue().encode())))
+    self.prepare("mmlu", "--input", self.write("abstract_algebra_test.csv.gz",
+                                               gzip.compress(table.getvalue().encode())))
     context = self.texts("mmlu")[1][0][0]
     self.assertTrue(context.endswith('abstract algebra.\n\nQ?\nA. n\u00e9\nB. o\nC. p, "r"\nD. q\nAnswer:'), context)
     self.prepare("sciq", "--input", self.write("test.json", json.dumps([SCIQ, SCIQ], indent=1)))
     self.assertEqual(len(self.texts("sciq")[1]), 2)
     rows = [{key: PIQA[key] for key in ("goal", "sol1", "sol2")}] * 3
-    self.prepare("piqa", "--input", self.write("valid.jsonl", lines(*rows)), self.write("valid-labels.lst", "0\n1\n0\n"))
+    self.prepare("piqa", "--input", self.write("valid.jsonl", lines(*rows)),
+                 self.write("valid-labels.lst", "0\n1\n0\n"))
     self.assertEqual([gold for _, _, gold, _ in self.texts("piqa")[1]], [0, 1, 0])
     self.prepare("piqa", "--input", self.path("valid.jsonl"), self.write("short.lst", "0\n1\n"), code=2)
     self.assert_error("2 labels for 3 examples")
@@ -137,9 +147,10 @@ class PrepareTasks(ScriptTest):
     self.needs_pcre2("")
     encoded = functools.cache(lambda text: list(memoryview(subprocess.run(
       [TRAIN, "--encode", self.folder], input=text.encode(), capture_output=True, check=True).stdout).cast("H")))
-    rows = [{**HELLASWAG, "ctx": context, "endings": ["world", "w", " world", "  h"]} for context in ("hello", "hello ", "\n\n", "h\n")] * 300
-    self.prepare("hellaswag_llmc", "--input", self.write("x.jsonl", lines(*rows)), "--tokenizer", "gpt2", "--tokenizer-dir", self.folder,
-                 "--train", TRAIN)
+    rows = [{**HELLASWAG, "ctx": context, "endings": ["world", "w", " world", "  h"]}
+            for context in ("hello", "hello ", "\n\n", "h\n")] * 300
+    self.prepare("hellaswag_llmc", "--input", self.write("x.jsonl", lines(*rows)), "--tokenizer", "gpt2",
+                 "--tokenizer-dir", self.folder, "--train", TRAIN)
     _, examples = read(os.path.join(self.out, "hellaswag_llmc.bin"))
     self.assertEqual(len(examples), 1200)
     for (context, completions, _, _), row in zip(examples, rows):
@@ -153,7 +164,8 @@ class PrepareTasks(ScriptTest):
   def test_bad_input(self):
     bad = lambda row, key, value: lines(row, {**row, key: value})
     for task, text, parts in (
-        ("hellaswag", lines({key: HELLASWAG[key] for key in HELLASWAG if key != "ctx_a"}), ["example 0", "ctx_a", "hellaswag_llmc"]),
+        ("hellaswag", lines({key: HELLASWAG[key] for key in HELLASWAG if key != "ctx_a"}),
+         ["example 0", "ctx_a", "hellaswag_llmc"]),
         ("hellaswag", bad(HELLASWAG, "label", ""), ["example 1"]),  # the test split has no labels
         ("hellaswag", bad(HELLASWAG, "label", 4), ["example 1", "number 4"]),
         ("hellaswag", bad(HELLASWAG, "endings", ["a", "[x]", "b", "c"]), ["example 1", "empty"]),
@@ -171,7 +183,8 @@ class PrepareTasks(ScriptTest):
         prepare_tasks.examples(task, prepare_tasks.rows_of([self.write("x.jsonl", text)]))
       for part in parts:
         self.assertIn(part, str(raised.exception))
-    for text, part in ((bad(PIQA, "goal", "x" * 70000), "example 1 takes"), ("", "0 examples"), ('{"goal": ', "not JSON")):
+    for text, part in ((bad(PIQA, "goal", "x" * 70000), "example 1 takes"), ("", "0 examples"),
+                       ('{"goal": ', "not JSON")):
       self.prepare("piqa", "--input", self.write("x.jsonl", text), code=2)
       self.assert_error(part)
       self.assertEqual(self.files(), [])
@@ -189,7 +202,8 @@ class PrepareTasks(ScriptTest):
     self.run_script("prepare_tasks.py", "--task", "piqa", "--input", path, "--out", self.out, code=2)
     self.assert_error("--tokenizer-dir")
     self.prepare("piqa", "--input", path)
-    self.run_script("prepare_tasks.py", "--task", "piqa", "--input", path, "--out", self.out, "--tokenizer", "bytes", code=2)
+    self.run_script("prepare_tasks.py", "--task", "piqa", "--input", path, "--out", self.out, "--tokenizer",
+                    "bytes", code=2)
     self.assert_error("piqa.bin exists", "--overwrite")
 
   def hub(self, content):
@@ -217,19 +231,23 @@ class PrepareTasks(ScriptTest):
   def test_download(self):
     place = "/datasets/%s/resolve/refs/convert/parquet/%s/0000.parquet"
     content = {place % ("Rowan/hellaswag", "default/validation"): lines(HELLASWAG),
-               place % ("allenai/ai2_arc", "ARC-Easy/test"): lines(ARC), place % ("allenai/ai2_arc", "ARC-Challenge/test"): lines(ARC, ARC),
-               place % ("baber/piqa", "default/validation"): lines(PIQA), place % ("allenai/sciq", "default/test"): lines(SCIQ),
+               place % ("allenai/ai2_arc", "ARC-Easy/test"): lines(ARC),
+               place % ("allenai/ai2_arc", "ARC-Challenge/test"): lines(ARC, ARC),
+               place % ("baber/piqa", "default/validation"): lines(PIQA),
+               place % ("allenai/sciq", "default/test"): lines(SCIQ),
                place % ("cais/mmlu", "all/test"): lines(MMLU), place % ("cais/mmlu", "all/dev"): lines(MMLU)}
     url, asked = self.hub(content)
     self.write("pyarrow.py", PYARROW)  # in place of the package, which tests must not need
     options = {"env": {**os.environ, "PYTHONPATH": self.folder}}
     self.prepare("hellaswag arc_easy arc_challenge piqa sciq mmlu", "--download", "--base-url", url, **options)
-    self.assertEqual(self.files(), sorted(task + ".bin" for task in ("hellaswag", "arc_easy", "arc_challenge", "piqa", "sciq", "mmlu")))
+    self.assertEqual(self.files(), sorted(task + ".bin" for task in ("hellaswag", "arc_easy", "arc_challenge", "piqa",
+                                                                     "sciq", "mmlu")))
     self.assertEqual(len(self.texts("arc_challenge")[1]), 2)
     self.assertIn("refs%2Fconvert%2Fparquet", asked[0])
     self.prepare("mmlu", "--shots", "1", "--download", "--base-url", url, **options)
     self.assertEqual(set(map(urllib.parse.unquote, asked)), set(content))
-    for damage, code, parts in (("<html>", 2, ["damaged, or not a Parquet file"]), ("cut", 1, ["run the same command again"])):
+    for damage, code, parts in (("<html>", 2, ["damaged, or not a Parquet file"]),
+                                ("cut", 1, ["run the same command again"])):
       content[place % ("baber/piqa", "default/validation")] = damage
       self.prepare("piqa", "--download", "--base-url", url, code=code, **options)
       self.assert_error("piqa", *parts)

@@ -6,22 +6,25 @@ import re
 
 from support.scripts import DAMAGED, ScriptTest
 
-CONFIG = {"seed": 1, "model": {"context": 16}, "attention": {"variant": "softmax"}, "optimizer": {"lr": 0.01, "grad_clip": 1},
-          "train": {"steps": 8}, "eval": {"lengths": [16, 32]}}
+CONFIG = {"seed": 1, "model": {"context": 16}, "attention": {"variant": "softmax"},
+          "optimizer": {"lr": 0.01, "grad_clip": 1}, "train": {"steps": 8}, "eval": {"lengths": [16, 32]}}
 VOID = {"meta", "img"}
 
 
 def lines(base=1.5, config=(), steps=8, seed=1, **start):
   """Of a run whose losses lie around base, with numbers of its own in every field."""
   config = {**CONFIG, "seed": seed, **dict(config)}
-  of = {"data": [{"name": "val.bin", "tokens": 900, "xxh64": "v"}], "windows": 4, "tokens_asked": 64, "weights": "runs/x"}
-  result = [{"type": "start", "time": 1e9, "config": config, "commit": "abc", "command": "./train c.json", "device": "CPU",
-             "versions": {"backend": "cpu"}, "parameters": 1234567, "flops_per_token": 7.5e6, **start}]
-  result += [{"type": "train", "time": 1e9 + step, "step": step, "loss": base + 4 / step, "grad_norm": 0.5 * step, "lr": 0.01,
-              "tokens": 64 * step, "tokens_per_s": 1000.0 + step, "mfu": 0.25, "ms": 36000.0} for step in range(1, steps + 1)]
-  result += [{"type": "val", "time": 1e9 + 9, "step": steps, "length": length, "loss": base + extra, "stderr": 0.01, "last_loss": base + 2 * extra,
-              "window_losses": [base + extra + (-0.1) ** g for g in range(4)], "position_edges": [0, 8, length],
-              "by_position": [base, base + extra], "of": of} for length, extra in ((16, 0.25), (32, 0.375))]
+  of = {"data": [{"name": "val.bin", "tokens": 900, "xxh64": "v"}], "windows": 4, "tokens_asked": 64,
+        "weights": "runs/x"}
+  result = [{"type": "start", "time": 1e9, "config": config, "commit": "abc", "command": "./train c.json",
+             "device": "CPU", "versions": {"backend": "cpu"}, "parameters": 1234567, "flops_per_token": 7.5e6, **start}]
+  result += [{"type": "train", "time": 1e9 + step, "step": step, "loss": base + 4 / step,
+              "grad_norm": 0.5 * step, "lr": 0.01, "tokens": 64 * step, "tokens_per_s": 1000.0 + step, "mfu": 0.25,
+              "ms": 36000.0} for step in range(1, steps + 1)]
+  result += [{"type": "val", "time": 1e9 + 9, "step": steps, "length": length, "loss": base + extra, "stderr": 0.01,
+              "last_loss": base + 2 * extra, "window_losses": [base + extra + (-0.1) ** g for g in range(4)],
+              "position_edges": [0, 8, length], "by_position": [base, base + extra], "of": of}
+             for length, extra in ((16, 0.25), (32, 0.375))]
   return result
 
 
@@ -75,11 +78,11 @@ class Report(ScriptTest):
     self.report("a", "--title", "A <b> & c")
     self.assertIn("A <b> & c", self.page.text)
     self.assertEqual(self.summary()["a"], {
-        "parameters": "1,234,567", "tokens": "512", "hours": "0.08", "loss at 16": "1.750", "loss at 32": "1.875", "end of 32": "2.250",
-        "tokens/s": "1,004", "MFU": "25.0%"})
+        "parameters": "1,234,567", "tokens": "512", "hours": "0.08", "loss at 16": "1.750", "loss at 32": "1.875",
+        "end of 32": "2.250", "tokens/s": "1,004", "MFU": "25.0%"})
     self.assertIn("1 run, newest line of 2001-09-09 01:46 UTC", self.said)
-    for section in ("Tasks: ./train RUN --tasks", "Passkey retrieval: ./train RUN --passkey", "Diagnostics: ./train RUN --diagnostics",
-                    "Sweeps: python3 scripts/sweep.py"):
+    for section in ("Tasks: ./train RUN --tasks", "Passkey retrieval: ./train RUN --passkey",
+                    "Diagnostics: ./train RUN --diagnostics", "Sweeps: python3 scripts/sweep.py"):
       self.assertIn(section, self.said)
 
   def test_stands_alone(self):
@@ -99,26 +102,30 @@ class Report(ScriptTest):
     self.assertEqual(len(pictures), self.source.count("<img"))
 
   def test_numbers_are_those_of_the_files(self):
-    self.report(*(self.make_run(f"r{number}", lines(1.5 + number / 7, [("optimizer", {"lr": number, "grad_clip": 1})], steps=5 + number))
-                  for number in range(3)))
+    for number in range(3):
+      self.make_run(f"r{number}", lines(1.5 + number / 7, [("optimizer", {"lr": number, "grad_clip": 1})], 5 + number))
+    self.report("r0", "r1", "r2")
     for number in range(3):
       entries = lines(1.5 + number / 7, steps=5 + number)
       known = {float(f"{value:.3f}") for entry in entries for value in entry.values() if type(value) in (int, float)}
       known |= {100 * value for value in known} | {round(sum(entry.get("ms", 0) for entry in entries) / 3.6e6, 5)}
-      found = [float(value) for text in self.summary()[f"r{number}"].values() for value in re.findall(r"[\d.]+", text.replace(",", ""))]
+      found = [float(value) for text in self.summary()[f"r{number}"].values()
+               for value in re.findall(r"[\d.]+", text.replace(",", ""))]
       self.assertEqual(len(found), 8)
       self.assertEqual([value for value in found if value not in known], [])
     bold = re.findall(r"<b>(.*?)</b>", self.source)
     self.assertEqual(bold, ["1.750", "1.875", "2.250", "1,004"])  # the lowest losses; the fastest
 
   def test_seeds_are_one_row(self):
-    names = [self.make_run(f"x_{variant}_{seed}_1a2b", lines(base + seed / 10, [("attention", {"variant": variant})], seed=seed))
+    names = [self.make_run(f"x_{variant}_{seed}_1a2b",
+                           lines(base + seed / 10, [("attention", {"variant": variant})], seed=seed))
              for variant, base in (("softmax", 1.0), ("lssar", 1.5)) for seed in (1, 2)]
     self.report(*names)
     self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()},
                      {"x_softmax_*_1a2b (2 seeds)": "1.400 ± 0.635", "x_lssar_*_1a2b (2 seeds)": "1.900 ± 0.635"})
     paired, = (table for table in self.page.tables if table[0][0] == "difference in nats at length")
-    self.assertEqual(paired[1], ["x_lssar_*_1a2b (2 seeds) - x_softmax_*_1a2b (2 seeds)", "+0.500 ± <0.001", "+0.500 ± <0.001"])
+    self.assertEqual(paired[1], ["x_lssar_*_1a2b (2 seeds) - x_softmax_*_1a2b (2 seeds)", "+0.500 ± <0.001",
+                                 "+0.500 ± <0.001"])
     bold = re.findall("<b>(.*?) ± 0.635</b>", self.source)
     self.assertEqual(bold, ["1.400", "1.525", "1.900", "1.900", "2.025", "2.400"])  # all losses: they may be equal
     self.assertEqual(self.warnings(), [])
@@ -128,8 +135,10 @@ class Report(ScriptTest):
     self.assertIn("± is the 95% interval of a mean over seeds", self.said)
 
   def test_seeds_are_one_row_of_every_table(self):
-    task = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.5, "stderr": 0.1}
-    key = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 5, "depths": [0, 1], "distance": [9, 3]}
+    task = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.5,
+            "stderr": 0.1}
+    key = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 5, "depths": [0, 1],
+           "distance": [9, 3]}
     for seed in (1, 2, 3):
       content = lines(1 + seed / 10, seed=seed, config=[("task", {"samples": self.path("answers.jsonl")})])
       content += [{**task, "acc_norm": seed / 4}] + [{**key, "exact": [seed / 4, seed / 4]}] * (seed < 3)
@@ -146,10 +155,11 @@ class Report(ScriptTest):
     self.assertEqual(tables["run", "largest norm"], [["s_* (3 seeds)", "4.000", "75.0%", "0", "no"]])
 
   def test_seeds_that_began_with_runs_of_their_own(self):
-    names = [self.make_run(f"probe_{seed}", lines(1 + seed / 10, [("init", f"runs/orbits_{seed}/step_00000010")], seed=seed))
-             for seed in (1, 2)]
+    names = [self.make_run(f"probe_{seed}", lines(
+        1 + seed / 10, [("init", f"runs/orbits_{seed}/step_00000010")], seed=seed)) for seed in (1, 2)]
     self.report(*names)
-    self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()}, {"probe_* (2 seeds)": "1.400 ± 0.635"})
+    self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()},
+                     {"probe_* (2 seeds)": "1.400 ± 0.635"})
     self.assertEqual(self.warnings(), [])
     names.append(self.make_run("other_3", lines(1, [("init", "runs/others_3/step_00000010")], seed=3)))
     self.report(*names)
@@ -178,7 +188,8 @@ class Report(ScriptTest):
 
   def test_unfair_comparisons_show(self):
     self.make_run("a", lines())
-    other = lines(config=[("optimizer", {"lr": 0.02, "grad_clip": 1}), ("attention", {"variant": "lssar"}), ("train", {"steps": 9})],
+    other = lines(config=[("optimizer", {"lr": 0.02, "grad_clip": 1}), ("attention", {"variant": "lssar"}),
+                          ("train", {"steps": 9})],
                   device="GPU", commit="def", parameters=1300000)
     self.make_run("b", other)
     other = lines()
@@ -188,21 +199,27 @@ class Report(ScriptTest):
     self.assertNotIn("<b>", self.source)  # no best among losses of different data
     self.assertEqual(self.warnings(), [
         "The runs differ in more than attention and seed: optimizer.lr (0.01, 0.02), train.steps (8, 9).",
-        "Parameters differ: from 1,234,567 to 1,300,000.", "Speeds are of different devices: CPU, GPU.", "The builds differ: abc, def.",
-        "The losses are of different data: a, b of val.bin, 64 tokens asked; c of other.bin, 64 tokens asked.", "b has made 8 of 9 steps.", "Not every setting has several seeds: small differences may be those of another seed."])
+        "Parameters differ: from 1,234,567 to 1,300,000.", "Speeds are of different devices: CPU, GPU.",
+        "The builds differ: abc, def.",
+        "The losses are of different data: a, b of val.bin, 64 tokens asked; c of other.bin, 64 tokens asked.",
+        "b has made 8 of 9 steps.",
+        "Not every setting has several seeds: small differences may be those of another seed."])
 
   def test_the_same_targets_by_context(self):
     def run(name, variant, seed, *losses):
       content = lines(seed=seed, config=[("attention", {"variant": variant})])
       of = {**content[-1]["of"], "windows": 3}
-      content += [{"type": "eval", "step": 8, "length": length, "loss": loss, "mode": "suffix", "context_of": 32, "suffix": 8, "of": of}
+      content += [{"type": "eval", "step": 8, "length": length, "loss": loss, "mode": "suffix", "context_of": 32,
+                   "suffix": 8, "of": of}
                   for length, loss in zip((8, 32), losses)]
       return self.make_run(name, content)
     names = [run("s_1", "softmax", 1, 2.0, 1.25), run("s_2", "softmax", 2, 2.5, 1.75), run("l_1", "lssar", 1, 3.0)]
     self.report(*names, "--markdown", "md")
     table, = (table for table in self.page.tables if table[0][0] == "validation loss with context")
-    self.assertEqual(table, [["validation loss with context", "8", "32"], ["s_* (2 seeds)", "2.250 ± 3.177", "1.500 ± 3.177"], ["l_1", "3.000", "-"]])
-    self.assertIn("Loss of the last 8 targets in windows of 32 of val.bin, by the context that the model sees:", self.said)
+    self.assertEqual(table, [["validation loss with context", "8", "32"],
+                             ["s_* (2 seeds)", "2.250 ± 3.177", "1.500 ± 3.177"], ["l_1", "3.000", "-"]])
+    self.assertIn("Loss of the last 8 targets in windows of 32 of val.bin, by the context that the model sees:",
+                  self.said)
     self.assertIn("![Loss of the same targets by context.](contexts.png)", self.text_of("md/report.md"))
     self.assertEqual(self.bytes_of("md/contexts.png")[:4], b"\x89PNG")
     self.assertNotIn("growing context: ./train", self.said)
@@ -218,18 +235,21 @@ class Report(ScriptTest):
     self.make_run("fast", fast)
     self.report("slow", "fast")
     table, = (table for table in self.page.tables if "times as fast" in table[0])
-    # Means over up to three steps: slow ends at (2.0 + 1.5) / 2 = 1.75 in step 8, 512 tokens; fast passes that in step 5.
+    # Means over up to three steps: slow ends at (2.0 + 1.5) / 2 = 1.75 in step 8, 512 tokens; fast passes it in step 5.
     self.assertEqual(table[1], ["slow", "1.750", "512", "1.00", "0.08", "1.00"])
     self.assertEqual(table[2], ["fast", "1.500", "320", "1.60", "0.1", "0.80"])
 
   def test_lines_of_other_types_damage_and_odd_names(self):
     name = "a<b> & $x$ | \"c\""
-    key = {"type": "passkey", "step": 8, "form": "compact", "trials": 5, "stderr": 0.03, "control": 0.0, "depths": [0, 1],
-           "nll": [1.0, 2.0], "rank": [0.5, 1.0], "distance": [90.0, 9.0]}
-    self.make_run("a", [*lines(), {**key, "step": 4, "length": 64, "exact": [0.0, 0.0]}, {**key, "length": 16, "exact": [0.5, 1.0]},
-                        {**key, "length": 128, "exact": [0.25, 0.5]}, {**key, "length": 128, "exact": [0.25, 0.25]}, *DAMAGED,
-                        {"type": "task", "step": 8, "task": "piqa", "n": 40, "acc": 0.625, "acc_norm": 0.5, "stderr": 0.0125, "chance": 0.5, "margin": -0.07}])
-    self.make_run(name, [*lines(), '{"type":"passkey","step":8}', '{"type":"passkey","step":8,"form":"x","length":"y","exact":[null]}',
+    key = {"type": "passkey", "step": 8, "form": "compact", "trials": 5, "stderr": 0.03, "control": 0.0,
+           "depths": [0, 1], "nll": [1.0, 2.0], "rank": [0.5, 1.0], "distance": [90.0, 9.0]}
+    self.make_run("a", [*lines(), {**key, "step": 4, "length": 64, "exact": [0.0, 0.0]},
+                        {**key, "length": 16, "exact": [0.5, 1.0]}, {**key, "length": 128, "exact": [0.25, 0.5]},
+                        {**key, "length": 128, "exact": [0.25, 0.25]}, *DAMAGED,
+                        {"type": "task", "step": 8, "task": "piqa", "n": 40, "acc": 0.625, "acc_norm": 0.5,
+                         "stderr": 0.0125, "chance": 0.5, "margin": -0.07}])
+    self.make_run(name, [*lines(), '{"type":"passkey","step":8}',
+                         '{"type":"passkey","step":8,"form":"x","length":"y","exact":[null]}',
                          '{"type":"task","step":8,"task":{"a":1},"acc":"high"}', '{"type":"train","st'])
     self.report("a", name, "--markdown", "md")
     columns = ("loss at 16", "piqa acc_norm", "passkey at 16", "passkey at 128")
@@ -245,17 +265,23 @@ class Report(ScriptTest):
     self.assertIn("passkey at 16, compact, a window of 8 keys and 0 sink tokens", self.summary()["w"])
     self.report("a", "w")
     row = self.summary()["w"]
-    self.assertEqual((row["passkey at 16, compact"], row["passkey at 16, compact, a window of 8 keys and 0 sink tokens"]), ("-", "100.0%"))
+    self.assertEqual((row["passkey at 16, compact"],
+                      row["passkey at 16, compact, a window of 8 keys and 0 sink tokens"]), ("-", "100.0%"))
     self.assertIn("| a&lt;b&gt; &amp; $x$ \\| \"c\" |", self.text_of("md/report.md"))
 
   def test_answers_of_other_weights_or_questions_do_not_mix(self):
-    task = {"type": "task", "step": 8, "task": "piqa", "n": 40, "max_length": 16, "xxh64": "f", "acc": 0.5, "acc_norm": 0.75, "weights": "runs/a"}
-    passkey = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 5, "exact": [1.0], "weights": "runs/a/step_00000008"}
-    self.make_run("a", [*lines(config=[("name", "a")]), task, passkey, {**passkey, "exact": [0.0], "weights": "runs/b/step_00000008"},
-                        {**task, "acc_norm": 0.25, "weights": "runs/b/step_00000008"}, {**task, "n": 10, "acc_norm": 1.0}])
+    task = {"type": "task", "step": 8, "task": "piqa", "n": 40, "max_length": 16, "xxh64": "f", "acc": 0.5,
+            "acc_norm": 0.75, "weights": "runs/a"}
+    passkey = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 5, "exact": [1.0],
+               "weights": "runs/a/step_00000008"}
+    self.make_run("a", [*lines(config=[("name", "a")]), task, passkey,
+                        {**passkey, "exact": [0.0], "weights": "runs/b/step_00000008"},
+                        {**task, "acc_norm": 0.25, "weights": "runs/b/step_00000008"},
+                        {**task, "n": 10, "acc_norm": 1.0}])
     self.make_run("b", [*lines(config=[("name", "b")]), {**task, "weights": "runs/b", "acc_norm": 0.125}])
     self.report("a", "b")
-    self.assertEqual([(row["piqa acc_norm (n 40)"], row["piqa acc_norm (n 10)"], row["passkey at 16"]) for row in self.summary().values()],
+    self.assertEqual([(row["piqa acc_norm (n 40)"], row["piqa acc_norm (n 10)"], row["passkey at 16"])
+                      for row in self.summary().values()],
                      [("75.0%", "100.0%", "100.0%"), ("12.5%", "-", "-")])
     self.assertIn(", 2 of the weights of runs/b", self.said)
     for field, value in (("max_length", 32), ("xxh64", "g")):
@@ -268,15 +294,18 @@ class Report(ScriptTest):
   def test_paired_answers(self):
     right = {"a": [1] * 12 + [0] * 8, "b": [0] * 9 + [1] * 4 + [0] * 7}  # 9 that only a has right, 1 that only b has
     for name, found in right.items():
-      rows = [{"task": "piqa", "example": n, "gold": 1, "loglikelihood": [-4.0, -5.0], "characters": [4, 10 if hit else 5]} for n, hit in enumerate(found)]
+      rows = [{"task": "piqa", "example": n, "gold": 1, "loglikelihood": [-4.0, -5.0],
+               "characters": [4, 10 if hit else 5]} for n, hit in enumerate(found)]
       self.write(f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-      of = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.0, "acc_norm": sum(found) / 20}
+      of = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.0,
+            "acc_norm": sum(found) / 20}
       self.make_run(name, [*lines(config=[("task", {"samples": self.path(f"{name}.jsonl")})]), of])
     self.report("a", "b")
     # 2 (1 + 10) / 2^10
     self.assertIn(["b", "piqa", "20", "1", "9", "0.0215"], [row for table in self.page.tables for row in table])
     for name, seed in (("a", 1), ("a", 2), ("b", 1), ("b", 2)):
-      of = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.0, "acc_norm": sum(right[name]) / 20}
+      of = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.0,
+            "acc_norm": sum(right[name]) / 20}
       config = [("task", {"samples": self.path(f"{name}.jsonl")}), ("attention", {"variant": name})]
       self.make_run(f"{name}_{seed}", [*lines(config=config, seed=seed), of])
     self.report("a_1", "a_2", "b_1", "b_2")
@@ -288,14 +317,16 @@ class Report(ScriptTest):
     self.assertNotIn("McNemar", self.said)
 
   def test_thirty_runs(self):
-    self.report(*(self.make_run(f"run_{number}", lines(1 + number / 10, [("optimizer", {"lr": number})])) for number in range(30)))
+    self.report(*(self.make_run(f"run_{number}", lines(1 + number / 10, [("optimizer", {"lr": number})]))
+                  for number in range(30)))
     self.assertEqual(len(self.summary()), 30)
     self.assertLess(len(self.source), 3e6)
 
   def test_diagnostics(self):
     heads = [{"first": 0.25, "entropy_norm": 0.5, "zeros": None, "reach": [0.5, 0.5]}]
-    line = {"type": "diagnostics", "step": 8, "length": 16, "sequences": 4, "first_token": 0.25, "sink_rate": 12.5, "entropy": 1.0,
-            "entropy_norm": 0.5, "m_act": 94.0, "gate": None, "zeros": None, "layers": [{"max": [9.0, 2.0, 1.0], "heads": heads}]}
+    line = {"type": "diagnostics", "step": 8, "length": 16, "sequences": 4, "first_token": 0.25, "sink_rate": 12.5,
+            "entropy": 1.0, "entropy_norm": 0.5, "m_act": 94.0, "gate": None, "zeros": None,
+            "layers": [{"max": [9.0, 2.0, 1.0], "heads": heads}]}
     other = {**line, "m_act": 7.0, "weights": "runs/other/step_00000008"}
     self.make_run("a", [*lines(config=[("name", "a")]), line, other])
     self.make_run("b", lines())
@@ -305,30 +336,39 @@ class Report(ScriptTest):
     self.assertNotIn("--diagnostics", self.said)
 
   def test_sweeps(self):
-    entry = {"name": "s_1", "labels": {"lr": "1"}, "seed": 1, "state": "complete", "why": "", "initial": 5.0, "loss": 2.5, "losses": {"16": 2.5}}
-    result = {"name": "s", "size": "quick", "config": "c.json", "axes": {"lr": ["1", "2"]}, "seeds": [1], "chart": "lr", "commit": "abc",
-              "device": "CPU", "command": "sweep.py", "context": 16, "steps": "8", "tokens_per_step": "64", "lengths": [16],
-              "runs": [entry, {**entry, "name": "s_2", "labels": {"lr": "2"}, "state": "diverged", "why": "step 3: loss nan", "loss": None, "losses": {}}]}
+    entry = {"name": "s_1", "labels": {"lr": "1"}, "seed": 1, "state": "complete", "why": "", "initial": 5.0,
+             "loss": 2.5, "losses": {"16": 2.5}}
+    result = {"name": "s", "size": "quick", "config": "c.json", "axes": {"lr": ["1", "2"]}, "seeds": [1], "chart": "lr",
+              "commit": "abc", "device": "CPU", "command": "sweep.py", "context": 16, "steps": "8",
+              "tokens_per_step": "64", "lengths": [16],
+              "runs": [entry, {**entry, "name": "s_2", "labels": {"lr": "2"}, "state": "diverged",
+                               "why": "step 3: loss nan", "loss": None, "losses": {}}]}
     self.make_run("a", lines())
     self.write("s.json", json.dumps(result))
     self.report("a", "--sweep", "s.json")
-    self.assertIn(["loss", "2.500", "diverged", "2.500 at 1", "1.250"], [row for table in self.page.tables for row in table])
+    self.assertIn(["loss", "2.500", "diverged", "2.500 at 1", "1.250"],
+                  [row for table in self.page.tables for row in table])
     self.assertIn("growing context: ./train", self.said)
     self.write("s.json", json.dumps({**result, "mode": "suffix"}))
     self.report("a", "--sweep", "s.json")
     self.assertNotIn("growing context: ./train", self.said)  # not called "not measured": the sweep did
     self.assertIn("s_2 diverged: step 3: loss nan", self.said)
     without = lambda entry, key: {name: value for name, value in entry.items() if name != key}
-    for damaged, part in ((without(result, "name"), "name is missing"), ({**result, "size": 2}, "size is 2, must be a text"),
-                          (without(result, "command"), "command is missing"), ({**result, "context": None}, "context is null"),
-                          ({**result, "axes": None}, "axes is null"), ({**result, "lengths": []}, "lengths is []"), ([result], "name is missing"),
+    for damaged, part in ((without(result, "name"), "name is missing"),
+                          ({**result, "size": 2}, "size is 2, must be a text"),
+                          (without(result, "command"), "command is missing"),
+                          ({**result, "context": None}, "context is null"),
+                          ({**result, "axes": None}, "axes is null"), ({**result, "lengths": []}, "lengths is []"),
+                          ([result], "name is missing"),
                           ({**result, "runs": [without(entry, "why")]}, "runs[0].why is missing"),
                           ({**result, "runs": [{**entry, "labels": {"lr": "3"}}]}, "runs[0].labels is"),
-                          ({**result, "runs": [{**entry, "losses": {"16": "2.5"}}]}, 'runs[0].losses is {"16": "2.5"}')):
+                          ({**result, "runs": [{**entry, "losses": {"16": "2.5"}}]},
+                           'runs[0].losses is {"16": "2.5"}')):
       with self.subTest(part):
         self.write("s.json", json.dumps(damaged))
         self.report("a", "--sweep", "s.json", code=2)
-        self.assert_error(f"s.json does not hold results of scripts/sweep.py: {part}", "--table --results s.json writes it again")
+        self.assert_error(f"s.json does not hold results of scripts/sweep.py: {part}",
+                          "--table --results s.json writes it again")
 
   def test_stability(self):
     content = lines(steps=100, config=[("train", {"steps": 100})])
@@ -339,14 +379,18 @@ class Report(ScriptTest):
     self.make_run("b", [*content, {"type": "skip", "step": 5, "reason": "no label", "skipped": 1}])
     self.report("a", "b")
     table, = (table for table in self.page.tables if table[0][-1] == "diverged")
-    self.assertEqual(table[1:], [["a", "50.000", "98.0%", "0", "loss not finite at step 90"], ["b", "50.000", "98.0%", "1", "no"]])
+    self.assertEqual(table[1:], [["a", "50.000", "98.0%", "0", "loss not finite at step 90"],
+                                 ["b", "50.000", "98.0%", "1", "no"]])
 
   def test_refuses(self):
     self.make_run("empty", lines()[:1])
     self.make_run("a", lines())
-    for flags, part in ((["none"], "none/metrics.jsonl: No such file"), (["empty"], "empty/metrics.jsonl holds no losses yet"),
-                        (["a", "--out", "none/x.html"], "no folder none"), (["a", "--out", "empty"], "--out empty: Is a directory"),
-                        (["a", "--markdown", "a/metrics.jsonl"], "--markdown a/metrics.jsonl: File exists"), (["a", "--sweep", "none.json"], "none.json: No such file")):
+    for flags, part in ((["none"], "none/metrics.jsonl: No such file"),
+                        (["empty"], "empty/metrics.jsonl holds no losses yet"),
+                        (["a", "--out", "none/x.html"], "no folder none"),
+                        (["a", "--out", "empty"], "--out empty: Is a directory"),
+                        (["a", "--markdown", "a/metrics.jsonl"], "--markdown a/metrics.jsonl: File exists"),
+                        (["a", "--sweep", "none.json"], "none.json: No such file")):
       with self.subTest(flags):
         self.report(*flags, code=2)
         self.assertIn(part, self.errors)

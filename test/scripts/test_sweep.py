@@ -25,7 +25,8 @@ if sys.argv[-1] == "--print-config":
     print("config: train.steps = 0 is not in [1, 1e9]", file=sys.stderr)
     sys.exit(2)
   given = {**json.load(open(sys.argv[1])), **settings}
-  for key, value in {"attention.kind": settings["attention.variant"], "eval.every": "2", "checkpoint.at_end": "true", **given}.items():
+  defaults = {"attention.kind": settings["attention.variant"], "eval.every": "2", "checkpoint.at_end": "true"}
+  for key, value in {**defaults, **given}.items():
     value = value if value.isdigit() or value in ("true", "false") else json.dumps(value)
     may_change = "; may change" * (key == "name" or key.startswith(("eval.", "log.")))
     print(key, value, " ", ("--set" if key in given else "default") + may_change)
@@ -34,8 +35,10 @@ print(member, sys.argv[-1], file=open("calls", "a"))
 what = os.environ.get(member, "")
 what = "" if what == "locked" and os.path.exists("tried") else what
 os.makedirs("runs/" + settings["name"], exist_ok=True)
-config = {"model": {"context": 16}, "train": {"steps": int(settings.get("train.steps", 4))}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
-config["eval"].update({key[5:]: json.loads(value) for key, value in json.load(open(sys.argv[1])).items() if key.startswith("eval.")})
+steps, loss = int(settings.get("train.steps", 4)), float(settings["seed"])
+config = {"model": {"context": 16}, "train": {"steps": steps}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
+given = json.load(open(sys.argv[1]))
+config["eval"].update({key[5:]: json.loads(value) for key, value in given.items() if key.startswith("eval.")})
 if settings.get("eval.mode"):
   config["eval"]["mode"] = settings["eval.mode"]
 if "--eval" in sys.argv:  # 10 more than the run's own
@@ -43,14 +46,14 @@ if "--eval" in sys.argv:  # 10 more than the run's own
   with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
     print(json.dumps({"type": "start", "config": config}), file=file)
     for length in (16, 32):
-      print(json.dumps({"type": "eval", "step": config["train"]["steps"], "length": length, "loss": 10 + float(settings["seed"]), **of}), file=file)
+      print(json.dumps({"type": "eval", "step": steps, "length": length, "loss": 10 + loss, **of}), file=file)
   sys.exit(0)
 with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
   print(json.dumps({"type": "start", "config": config, "commit": "abc", "device": "CPU"}), file=file)
   print(json.dumps({"type": "val", "step": 0, "length": 16, "loss": 4.0}), file=file)
-  print(json.dumps({"type": "train", "step": config["train"]["steps"] if what in ("", "lacks") else 2, "loss": 1}), file=file)
+  print(json.dumps({"type": "train", "step": steps if what in ("", "lacks") else 2, "loss": 1}), file=file)
   for length in (16,) if what == "lacks" else (16, 32):
-    print(json.dumps({"type": "val", "step": 2 if what else config["train"]["steps"], "length": length, "loss": float(settings["seed"])}), file=file)
+    print(json.dumps({"type": "val", "step": 2 if what else steps, "length": length, "loss": loss}), file=file)
 if what == "wait":
   def save(*_):
     time.sleep(1)
@@ -103,7 +106,8 @@ class Series(ScriptTest):
     self.assertIn("| difference in nats, one seed |", self.said)
     failed, = (entry for entry in self.json_of("r.json")["runs"] if entry["state"] == "failed")
     self.assertRegex(failed["name"], "^s_a_2_")
-    self.assertEqual([variants.note(self.path("runs/" + name)) for name in sorted(os.listdir(self.path("runs"))) if name.startswith("s_b")],
+    self.assertEqual([variants.note(self.path("runs/" + name))
+                      for name in sorted(os.listdir(self.path("runs"))) if name.startswith("s_b")],
                      [{"sweep": "s", "label": "b", "place": 1}] * 2)
     self.assertEqual(failed["why"], "exit code 1: loss is not finite")
     self.assert_error(f"runs/{failed['name']} failed: {failed['why']}")
@@ -128,30 +132,39 @@ class Series(ScriptTest):
 
   def test_refuses_before_training(self):
     os.mkdir(self.path("run"))
-    for flags, part in ((["--set", "attention.variant=relu"], "--set attention.variant=relu"), (["--set", "seed=5"], "--set seed=5"),
-                        (["--set", "name=x"], "--set name=x"), (["--set", "attention.kind=relu"], "--set attention.kind"),
+    for flags, part in ((["--set", "attention.variant=relu"], "--set attention.variant=relu"),
+                        (["--set", "seed=5"], "--set seed=5"), (["--set", "name=x"], "--set name=x"),
+                        (["--set", "attention.kind=relu"], "--set attention.kind"),
                         (["--seeds", "1,01"], "twice"), (["--axis", "attention.variant=a,a"], "twice"),
-                        (["--seeds", "a"], "'a' is not a list such as 1,2,3"), (["--axis", "x"], "'x' is not KEY=VALUE"),
-                        (["--set", "eval.every=0"], "eval.every = 0"),
-                        (["--set", "eval.mode=suffix", "--set", "checkpoint.at_end=false"], "--set checkpoint.at_end=true"),
+                        (["--seeds", "a"], "'a' is not a list such as 1,2,3"),
+                        (["--axis", "x"], "'x' is not KEY=VALUE"), (["--set", "eval.every=0"], "eval.every = 0"),
+                        (["--set", "eval.mode=suffix", "--set", "checkpoint.at_end=false"],
+                         "--set checkpoint.at_end=true"),
                         (["--axis", "attention.variant=a,"], 'attention.variant = "" is unknown'),
                         (["--train", "none"], "none cannot be run"), (["--size", "big"], "s.json has no sizes"),
-                        (["--config", "run"], "run/config.json: No such file"), (["--picture", "none/x.png"], "no folder none"),
-                        (["--results", "run"], "--results run: Is a directory"), (["--axis", "x=1e-3,0.001"], "x: must be a list of different"),
-                        (["--axis", "seed=3,4"], "axes: seed: the sweep itself gives each run a seed"), (["--axis", "name=a"], "axes: name"),
-                        (["--table"], "no run of this sweep is complete")):
+                        (["--config", "run"], "run/config.json: No such file"),
+                        (["--picture", "none/x.png"], "no folder none"),
+                        (["--results", "run"], "--results run: Is a directory"),
+                        (["--axis", "x=1e-3,0.001"], "x: must be a list of different"),
+                        (["--axis", "seed=3,4"], "axes: seed: the sweep itself gives each run a seed"),
+                        (["--axis", "name=a"], "axes: name"), (["--table"], "no run of this sweep is complete")):
       with self.subTest(flags):
         self.assertEqual(self.sweep(*flags, code=2), ("", []))
         self.assert_error(part)
 
   def test_refuses_files(self):
     for changes, part in (({"axis": {}}, "axis: must be one of _, name, config"), ({"axes": {}}, "name at least one"),
-                          ({"axes": {"x": []}}, "x: must be a list"), ({"axes": {"x": {"a": 7}}}, "axes: x: must be a list of different values, or an object {label: {key: value}}, not {"),
+                          ({"axes": {"x": []}}, "x: must be a list"),
+                          ({"axes": {"x": {"a": 7}}},
+                           "axes: x: must be a list of different values, or an object {label: {key: value}}, not {"),
                           ({"axes": {"x": [1, "1"]}}, "different values"), ({"seeds": [1, 1]}, "seeds: must be"),
-                          ({"chart": "pie"}, "chart: must be one of lengths, lines, bars, lr, not \"pie\""), ({"name": "a/b"}, "name: must be a text of letters, digits and _ . + -, not \"a/b\""),
-                          ({"set": [1]}, "set: must be an object {key: value}, not [1]"), ({"axes": [1]}, "axes: must be an object"), ({"seeds": [[1]]}, "seeds: must be"),
+                          ({"chart": "pie"}, "chart: must be one of lengths, lines, bars, lr, not \"pie\""),
+                          ({"name": "a/b"}, "name: must be a text of letters, digits and _ . + -, not \"a/b\""),
+                          ({"set": [1]}, "set: must be an object {key: value}, not [1]"),
+                          ({"axes": [1]}, "axes: must be an object"), ({"seeds": [[1]]}, "seeds: must be"),
                           ({"seeds": ["1", 1]}, "seeds: must be"), ({"config": 5}, "config: must be a text, not 5"),
-                          ({"axes": {"x": [1e-3, "0.001"]}}, "different values"), ({"axes": {"x": {"a": {"seed": 1}}}}, "axes: seed"),
+                          ({"axes": {"x": [1e-3, "0.001"]}}, "different values"),
+                          ({"axes": {"x": {"a": {"seed": 1}}}}, "axes: seed"),
                           ("[]", "must be a JSON object"), ("[" * 100000, "is not the JSON of a sweep")):
       with self.subTest(str(changes)[:60]):
         self.write("s.json", changes) if isinstance(changes, str) else self.sweep_file(**changes)
@@ -165,7 +178,8 @@ class Series(ScriptTest):
 
   def test_several_lengths_of_training(self):
     self.sweep_file(axes={"train.steps": [4, 2]}, set={"attention.variant": "a"})
-    self.assertIn("2 seeds, 2 or 4 steps of 64 tokens", self.run_script("sweep.py", "s.json", cwd=self.folder, env={**os.environ, "TRAIN": "./train"}))
+    self.assertIn("2 seeds, 2 or 4 steps of 64 tokens",
+                  self.run_script("sweep.py", "s.json", cwd=self.folder, env={**os.environ, "TRAIN": "./train"}))
 
   def test_refuses_equal_runs(self):
     self.sweep_file(axes={"x": {label: {"attention.variant": "a"} for label in ("one", "other")}})
@@ -173,12 +187,14 @@ class Series(ScriptTest):
     self.assert_error("one, seed 1 and other, seed 1 have the same settings")
 
   def test_evaluations_of_a_run_train_nothing(self):
-    self.sweep_file(axes={"what": {"plain": {"attention.variant": "a"}, "wide": {"attention.variant": "a", "eval.window": 8}}})
+    self.sweep_file(axes={"what": {"plain": {"attention.variant": "a"},
+                                   "wide": {"attention.variant": "a", "eval.window": 8}}})
     table, calls = self.sweep()
     plain = [name for name in sorted(os.listdir(self.path("runs"))) if name.startswith("s_plain")]
     evaluations = [f"a{seed} {os.path.join('runs', name)}" for seed, name in zip("12", plain)]
     self.assertEqual(calls, ["a1 --resume", evaluations[0], "a2 --resume", evaluations[1]])
-    self.assertEqual(table, HEAD + "| plain | 1.500 ± 6.353 | 1.500 ± 6.353 |\n| wide | 11.500 ± 6.353 | 11.500 ± 6.353 |\n")
+    self.assertEqual(table, HEAD + "| plain | 1.500 ± 6.353 | 1.500 ± 6.353 |\n"
+                                   "| wide | 11.500 ± 6.353 | 11.500 ± 6.353 |\n")
     self.assertEqual(self.sweep(), (table, []))
     table, calls = self.sweep("--set", "eval.mode=suffix", "--axis", "what=wide")
     self.assertEqual(calls, evaluations)
@@ -186,24 +202,29 @@ class Series(ScriptTest):
     self.assertEqual(self.sweep("--set", "eval.mode=suffix")[1], evaluations)  # of plain: those of wide are there
     self.assertEqual(self.json_of("runs/s_suffix.json")["mode"], "suffix")
     calls = self.sweep("--set", "x=1", "--axis", "what=wide")[1]
-    self.assertEqual([call.partition("_1_")[0] for call in calls], ["a1 --resume", "a1 runs/s_plain", "a2 --resume", calls[3].partition("_1_")[0]])
+    self.assertEqual([call.partition("_1_")[0] for call in calls],
+                     ["a1 --resume", "a1 runs/s_plain", "a2 --resume", calls[3].partition("_1_")[0]])
     table, calls = self.sweep("--set", "x=2", "--seeds", "1", a1="diverges")
-    self.assertEqual((table, calls), (HEAD + "| plain | diverged | diverged |\n| wide | diverged | diverged |\n", ["a1 --resume"]))
+    self.assertEqual((table, calls), (HEAD + "| plain | diverged | diverged |\n| wide | diverged | diverged |\n",
+                                      ["a1 --resume"]))
     self.assertEqual(self.sweep("--set", "x=3", "--seeds", "1", code=1, a1="3")[1], ["a1 --resume"])
 
   def plan(self, *flags, **options):
-    said = self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.folder, env={**os.environ, "TRAIN": "./train"}, **options)
+    said = self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.folder,
+                           env={**os.environ, "TRAIN": "./train"}, **options)
     return [line.split(": ") for line in said.splitlines()]
 
   def test_plan(self):
     named = {"plain": {"attention.variant": "a"}, "with, more": {"attention.variant": "b", "y": [1, True]}}
     self.sweep_file(axes={"lr": [0.001, "2e-3"], "which": named}, sizes={"big": {"set": {"z": 1}, "seeds": [7]}})
     names = [name for name, _ in self.plan()]
-    self.assertEqual([name[:-9] for name in names], ["s_0.001_plain_1", "s_0.001_with-more_1", "s_2e-3_plain_1", "s_2e-3_with-more_1",
-                                                     "s_0.001_plain_2", "s_0.001_with-more_2", "s_2e-3_plain_2", "s_2e-3_with-more_2"])
+    self.assertEqual([name[:-9] for name in names],
+                     ["s_0.001_plain_1", "s_0.001_with-more_1", "s_2e-3_plain_1", "s_2e-3_with-more_1",
+                      "s_0.001_plain_2", "s_0.001_with-more_2", "s_2e-3_plain_2", "s_2e-3_with-more_2"])
     self.assertEqual([name for name, _ in self.plan()], names)
     self.assertEqual([name for name, _ in self.plan("--axis", "which=plain", "--seeds", "1")], [names[0], names[2]])
-    self.assertEqual([name[:-9] for name, _ in self.plan("--size", "big", "--axis", "lr=5", "--axis", "which=plain")], ["s_5_plain_7"])
+    self.assertEqual([name[:-9] for name, _ in self.plan("--size", "big", "--axis", "lr=5", "--axis", "which=plain")],
+                     ["s_5_plain_7"])
     self.plan("--axis", "which=other", code=2)
     self.assert_error("other is not one of plain, with, more")
     self.write("c.json", '{"model.layers": "3"}')
@@ -227,7 +248,8 @@ class Series(ScriptTest):
     self.assertEqual(self.plan(), [[name, "complete"] for name in names])
 
   def test_a_plan_is_checked(self):
-    for flags, part in ((["--set", "train.steps=0"], "train.steps = 0"), (["--axis", "attention.variant=a,"], 'attention.variant = "" is unknown'),
+    for flags, part in ((["--set", "train.steps=0"], "train.steps = 0"),
+                        (["--axis", "attention.variant=a,"], 'attention.variant = "" is unknown'),
                         (["--set", "eval.every=0"], "eval.every = 0")):
       self.sweep("--plan", *flags, code=2)
       self.assert_error(part)
@@ -235,12 +257,14 @@ class Series(ScriptTest):
   def test_a_run_that_diverges_is_recorded(self):
     table, calls = self.sweep("--results", "r.json", a1="diverges")
     self.assertEqual(len(calls), 4)
-    self.assertEqual(table, HEAD + "| a | 2.000 (1 diverged) | 2.000 (1 diverged) |\n| b | 1.500 ± 6.353 | 1.500 ± 6.353 |\n")
+    self.assertEqual(table, HEAD + "| a | 2.000 (1 diverged) | 2.000 (1 diverged) |\n"
+                                   "| b | 1.500 ± 6.353 | 1.500 ± 6.353 |\n")
     entry = self.json_of("r.json")["runs"][0]
     self.assertEqual((entry["state"], entry["why"], entry["loss"], entry["losses"], entry["initial"]),
                      ("diverged", "step 3: loss nan, gradient norm nan", None, {}, 4.0))
     self.assertEqual(self.sweep(), (table, []))
-    self.assertEqual(self.sweep("--overwrite")[0], HEAD + "".join(f"| {x} | 1.500 ± 6.353 | 1.500 ± 6.353 |\n" for x in "ab"))
+    self.assertEqual(self.sweep("--overwrite")[0],
+                     HEAD + "".join(f"| {x} | 1.500 ± 6.353 | 1.500 ± 6.353 |\n" for x in "ab"))
     self.assertEqual(self.sweep("--set", "x=1", a1="diverges", b1="diverges", a2="diverges", b2="diverges")[0],
                      HEAD + "".join(f"| {x} | diverged | diverged |\n" for x in "ab"))
 
@@ -278,8 +302,8 @@ class Series(ScriptTest):
     self.interrupt(signal.SIGINT, "busy", "tried")
 
   def start_waiting(self, what="wait", until="waiting"):
-    process = start("sweep.py", "s.json", cwd=self.folder, text=True, env={**os.environ, "TRAIN": "./train", "b1": what},
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start("sweep.py", "s.json", cwd=self.folder, text=True,
+                    env={**os.environ, "TRAIN": "./train", "b1": what}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while process.poll() is None and not os.path.exists(self.path(until)):
       time.sleep(0.01)
     return process
@@ -296,16 +320,18 @@ class Series(ScriptTest):
 
 class Judgement(ScriptTest):
   def run_of(self, losses, first, last, **settings):
-    config = {"model": {"context": 16}, "train": {"steps": len(losses)}, "eval": {"lengths": [16]}, "optimizer": {"grad_clip": 1.0},
-              **settings}
+    config = {"model": {"context": 16}, "train": {"steps": len(losses)}, "eval": {"lengths": [16]},
+              "optimizer": {"grad_clip": 1.0}, **settings}
     lines = [{"type": "start", "config": config}, {"type": "val", "step": 0, "length": 16, "loss": first}]
     lines += [{"type": "train", "step": step, "loss": loss, "grad_norm": loss} for step, loss in enumerate(losses, 1)]
     lines += [{"type": "val", "step": len(losses), "length": 16, "loss": last}]
     return metrics.Run(self.make_run("run", lines))
 
   def test_divergence(self):
-    for losses, last, why in (([3.0] * 100, 3.0, ""), ([3.0] * 99, 5.9, ""), ([3.0] * 100, 5.6, "ended at 5.600, from 6.000"),
-                              ([3.0] * 94 + [3.2] * 6, 3.0, "rose from 3.000 to 3.200"), ([3.0] * 94 + [3.1] * 6, 3.0, ""),
+    for losses, last, why in (([3.0] * 100, 3.0, ""), ([3.0] * 99, 5.9, ""),
+                              ([3.0] * 100, 5.6, "ended at 5.600, from 6.000"),
+                              ([3.0] * 94 + [3.2] * 6, 3.0, "rose from 3.000 to 3.200"),
+                              ([3.0] * 94 + [3.1] * 6, 3.0, ""),
                               ([3.0] * 50 + [9.0] * 40 + [3.0] * 10, 3.0, "")):  # a hump that has gone
       with self.subTest(last=last, end=losses[-1]):
         self.assertRegex(metrics.judged(self.run_of(losses, 6.0, last)), why or "^$")
@@ -330,29 +356,33 @@ class Judgement(ScriptTest):
 class Tables(unittest.TestCase):
   def test_intervals(self):
     """Against the tables of Student's distribution."""
-    for freedom, middle, most in ((1, 12.7062, 63.6567), (2, 4.3027, 9.9248), (3, 3.1824, 5.8409), (4, 2.7764, 4.6041), (8, 2.3060, 3.3554),
-                                  (9, 2.2622, 3.2498), (30, 2.0423, 2.7500)):
+    for freedom, middle, most in ((1, 12.7062, 63.6567), (2, 4.3027, 9.9248), (3, 3.1824, 5.8409), (4, 2.7764, 4.6041),
+                                  (8, 2.3060, 3.3554), (9, 2.2622, 3.2498), (30, 2.0423, 2.7500)):
       self.assertAlmostEqual(metrics.student(0.95, freedom), middle, places=4)
       self.assertAlmostEqual(metrics.student(0.99, freedom), most, places=4)
     self.assertAlmostEqual(metrics.half_width([1.0, 1.2]), 12.7062 * 0.1, places=4)
-    self.assertEqual([metrics.plus_minus(values) for values in ([1.0], [1.0, 1.2], [1.0, 1.0])], ["", " ± 1.271", " ± <0.001"])
+    self.assertEqual([metrics.plus_minus(values) for values in ([1.0], [1.0, 1.2], [1.0, 1.0])],
+                     ["", " ± 1.271", " ± <0.001"])
     self.assertEqual(metrics.plus_minus([0.5, 0.5], "{:.1%}"), " ± <0.1%")
 
   def result(self, losses, chart="lr"):
     """losses: {row: {rate: [loss or None for diverged, by seed]}}, from 6 nats at step 0."""
-    runs = [{"name": f"{row}{rate}", "labels": {"lr": rate, "kind": row}, "seed": seed, "state": "diverged" if loss is None else "complete",
+    runs = [{"name": f"{row}{rate}", "labels": {"lr": rate, "kind": row}, "seed": seed,
+             "state": "diverged" if loss is None else "complete",
              "why": "", "initial": 6.0, "loss": loss, "losses": {} if loss is None else {"16": loss}}
             for row, rates in losses.items() for rate, values in rates.items() for seed, loss in enumerate(values)]
     rates = list(next(iter(losses.values())))
-    return {"name": "s", "chart": chart, "axes": {"lr": rates, "kind": list(losses)}, "seeds": [0, 1], "lengths": [16], "runs": runs}
+    return {"name": "s", "chart": chart, "axes": {"lr": rates, "kind": list(losses)}, "seeds": [0, 1], "lengths": [16],
+            "runs": runs}
 
   def test_learning_rates(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": [2.0, 2.2]}, "b": {"1": [3.5, 3.5], "2": [2.5, None]}})
     self.assertEqual(section_sweep.table(result).splitlines()[2:], [
         "| a | 3.100 ± 1.271 | 2.100 ± 1.271 | 2.100 ± 1.271 at 2 | 0.500 |",  # (1 + 0) / 2
-        "| b | 3.500 ± <0.001 | 2.500 (1 diverged) | 3.500 ± <0.001 at 1 | 0.375 |"])  # 3.5, (2.5 + 6) / 2: (0 + 0.75) / 2
+        "| b | 3.500 ± <0.001 | 2.500 (1 diverged) | 3.500 ± <0.001 at 1 | 0.375 |"])  # (0 + (2.5 + 6) / 2 - 3.5) / 2
     # b - a by seed: 0.5 and 0.3, standard error 0.1, t of 1 degree of freedom 12.706; the best ones 1.5 and 1.3
-    self.assertEqual(section_sweep.difference_table(result).splitlines()[2:], ["| b - a | +0.400 ± 1.271 | +0.500 | +1.400 ± 1.271 |"])
+    self.assertEqual(section_sweep.difference_table(result).splitlines()[2:],
+                     ["| b - a | +0.400 ± 1.271 | +0.500 | +1.400 ± 1.271 |"])
 
   def test_a_rate_without_a_run_leaves_the_sensitivity_open(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": []}})

@@ -23,7 +23,8 @@ class Trial(Folder):
   def test_what_is_out_of_reach_is_skipped_and_nothing_stays(self):
     done = self.trial("noble", "trixie", "test")
     self.assertEqual((done.returncode, done.stderr), (1, ""))  # nothing ran
-    self.assertEqual(done.stdout.split("\n")[1:], ["noble is skipped: E: no archive", "trixie is skipped: E: no archive", ""])
+    self.assertEqual(done.stdout.split("\n")[1:],
+                     ["noble is skipped: E: no archive", "trixie is skipped: E: no archive", ""])
     self.assertEqual(os.listdir(self.path("tmp")), [])
 
   def test_unknown_systems_are_named(self):

@@ -83,7 +83,7 @@ class Runs(Workspace):
     return self.steady(run), [self.digest(self.checkpoint(step, name, run=run)) for name in FILES[:3]]
 
   def digest(self, path):
-    return hashlib.sha256(self.bytes_of(path)).hexdigest()  # a difference of megabytes takes unittest minutes to describe
+    return hashlib.sha256(self.bytes_of(path)).hexdigest()  # unittest takes minutes to describe megabytes that differ
 
   def run_digests(self):
     return {name: hashlib.sha256(content).hexdigest() for name, content in self.run_files().items()}
@@ -135,7 +135,8 @@ class Runs(Workspace):
 
   def kill_at_random_moments(self, *flags, seed, longest, kill, codes, errors):
     """Resumes a run and calls kill(process, random) at random moments, until it must end and be as if nothing happened.
-    longest: to the next kill, as a share of a whole run; codes and errors: exit codes and error texts (a pattern) allowed."""
+    longest: to the next kill, as a share of a whole run; codes and errors: exit codes and error texts (a pattern) that
+    are allowed."""
     kills = 30 if os.environ.get("FULL") else 8
     changes = {"model__channels": 32, "model__mlp_ratio": 16.0, "train__steps": 120, "checkpoint__every": 4,
                "checkpoint__keep": 2, "eval__every": 6}

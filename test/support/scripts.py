@@ -30,20 +30,23 @@ def drawing_python():
   return None
 
 
-DAMAGED = ['{"type":"start","config":null}', '{"type":"start","config":[]}', '{"type":"start","config":"model"}', '{"type":"start"}', "[]", "7", "null",
-           '"start"', "[" * 100000, '{"type":["train"],"step":1,"loss":1}', '{"type":"train","step":"a","loss":1}',
-           '{"type":"train","step":true,"loss":1}', '{"type":"train","step":-1,"loss":1}',
-           '{"type":"train","step":1' + "0" * 400 + ',"loss":1}', '{"type":"train","step":2,"loss":1e400}',
-           '{"type":"train","step":2,"loss":Infinity}', '{"type":"val","step":8,"length":16,"loss":1e308}', '{"type":"train","step":2,"loss":NaN}',
+DAMAGED = ['{"type":"start","config":null}', '{"type":"start","config":[]}', '{"type":"start","config":"model"}',
+           '{"type":"start"}', "[]", "7", "null", '"start"', "[" * 100000, '{"type":["train"],"step":1,"loss":1}',
+           '{"type":"train","step":"a","loss":1}', '{"type":"train","step":true,"loss":1}',
+           '{"type":"train","step":-1,"loss":1}', '{"type":"train","step":1' + "0" * 400 + ',"loss":1}',
+           '{"type":"train","step":2,"loss":1e400}', '{"type":"train","step":2,"loss":Infinity}',
+           '{"type":"val","step":8,"length":16,"loss":1e308}', '{"type":"train","step":2,"loss":NaN}',
            '{"type":"train","step":2,"loss":"1"}', '{"type":"train","step":2,"loss":1' + "0" * 400 + "}",
            '{"type":"val","step":8,"length":"16","loss":1}', '{"type":"val","step":8,"length":0,"loss":1}',
            '{"type":"val","step":8,"length":[16],"loss":1}', '{"type":"eval","step":8,"length":16,"loss":{}}',
            '{"type":"eval","step":8,"length":"16","loss":null,"by_position":7}',
            *('{"type":"eval","step":9,"length":16,"loss":1,"of":%s}' % of
              for of in ('{"data":[7]}', '{"data":7}', '{"data":[{"name":"a","tokens":[]}]}', '{"windows":-1}')),
-           '{"type":"eval","step":9,"length":16,"loss":1,"mode":"suffix"}', '{"type":"inspect","step":9,"length":16,"loss":1}',
-           '{"type":"skip","step":null,"skipped":1}', '{"type":"task","step":8,"task":{"a":1},"acc":"high"}', '{"type":"passkey","step":8}',
-           '{"type":"passkey","step":8,"form":"x","length":"y","exact":[null]}', '{"type":"val","st']  # lines of a run, which all scripts pass over
+           '{"type":"eval","step":9,"length":16,"loss":1,"mode":"suffix"}',
+           '{"type":"inspect","step":9,"length":16,"loss":1}',
+           '{"type":"skip","step":null,"skipped":1}', '{"type":"task","step":8,"task":{"a":1},"acc":"high"}',
+           '{"type":"passkey","step":8}', '{"type":"passkey","step":8,"form":"x","length":"y","exact":[null]}',
+           '{"type":"val","st']  # lines of a run, which all scripts pass over
 
 
 class ScriptTest(Folder):
