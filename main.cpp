@@ -323,8 +323,8 @@ static void turn_off_stdout() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines printed before a crash must be seen
 }
 
-// SIGUSR1 asks to save; until there is something to save it is ignored. From the start, not from main() on: before that the
-// constructors of libraries run, of which OpenBLAS's takes milliseconds.
+// SIGUSR1 asks to save; until there is something to save it is ignored. From the start, not from main() on: before that
+// the constructors of libraries run, of which OpenBLAS's takes milliseconds.
 [[gnu::section(".preinit_array"), gnu::used]] static void (*const before_constructors)() = [] {
   std::signal(SIGUSR1, SIG_IGN);
 };

@@ -67,7 +67,7 @@ QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& a) {
 // One product makes all that attention needs: a token's row of qkv, Q columns.
 //   column  0           A           2A          3A        3A+Z           3A+Z+G    Q
 //           | queries   | keys      | values    | decay   | gate logits  | padding |
-//           | h0 | h1 ..| h0 | h1 ..| h0 | h1 ..| logits  | by channel   | always  |  h0, h1, ...: heads, D columns each
+//           | h0 | h1 ..| h0 | h1 ..| h0 | h1 ..| logits  | by channel   | always  |  h0, h1, ...: heads of D columns
 //           |           |           |           | by head | or by head   | zero    |
 //           | c_attn.weight, c_attn.bias        | c_decay | c_gate.*     |         |  the parameters of these columns
 static std::vector<ParameterRow> parameter_table(const Config& config, int l) {

@@ -63,8 +63,8 @@ class PendingFile {
 bool is_there(const std::string& path);
 bool is_folder(const std::string& path);
 
-// A user_error if no file can be written under this name: its folder is missing or read-only, or it is a folder, a device
-// or a pipe. where: begins the error text, as "command line: --predict x.npy".
+// A user_error if no file can be written under this name: its folder is missing or read-only, or it is a folder, a
+// device or a pipe. where: begins the error text, as "command line: --predict x.npy".
 void check_output_file(const std::string& where, const std::string& path);
 
 // Returns the whole file; more than `limit` bytes are a user_error.

@@ -40,8 +40,8 @@ static void measure(const Ceilings& ceilings, Kind kind, const AttentionShape& s
   rows.push_back(row);
 }
 
-// Each block holds a multiprocessor until the host writes to *stop: its 1024 threads leave too few registers for a block
-// of attention, as NCCL's do.
+// Each block holds a multiprocessor until the host writes to *stop: its 1024 threads leave too few registers for a
+// block of attention, as NCCL's do.
 __global__ void hold_kernel(const volatile int* stop) {
   while (*stop == 0) {
   }

@@ -58,8 +58,8 @@ template <class Policy> static void in_turn(Kind kind, int forward_products) {
           hopper_queries_by<Policy, QueriesTile<64, IN_TURN>>);
 }
 
-// lssar's forward with scores beside its first sweep; with tiles of 64 keys also weights beside outputs, against the same
-// tiles without (other tiles give other bits: the times of the first row show what these cost).
+// lssar's forward with scores beside its first sweep; with tiles of 64 keys also weights beside outputs, against the
+// same tiles without (other tiles give other bits: the times of the first row show what these cost).
 template <class Policy, int DIM, HopperSize SIZE> static void overlapping(Kind kind, const std::string& tiles) {
   auto now = hopper_forward_by<Policy, HopperTile<DIM, SIZE, 1>>;
   compare("forward, " + tiles + " beside products", kind, DIM, 4, now,

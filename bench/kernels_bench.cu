@@ -161,7 +161,7 @@ template <class T> static void measure(const Model& m) {
   line("cross_entropy, both", 2.0 * rows * Vp * s, 0,
        [&] { cross_entropy<T>(losses, logits, inputs, 1.0f / rows, rows, V, Vp, stream); });
 
-  // forward, input gradient, weight gradient of [N, in] x [in, out]; biased: with the bias's, which no other kernel sums
+  // forward, input gradient, weight gradient of [N, in] x [in, out]; biased: with the bias's, summed by no other kernel
   auto products = [&](const char* what, int in, int out, bool biased) {
     double flops = 2.0 * N * in * out, activations = double(N) * (in + out), weights = double(in) * out;
     line(std::string(what) + " forward + bias", (activations + weights) * s, flops, [&] {

@@ -1,6 +1,6 @@
-// Benchmarks: questions with completions to choose from, in the files that scripts/prepare_tasks.py writes. A header of 256
-// int32 ([0] = 20240522, [1] = version, [2] = number of examples, [3] = bytes of the longest example), then for each example
-// these uint16, all little-endian:
+// Benchmarks: questions with completions to choose from, in the files that scripts/prepare_tasks.py writes. A header of
+// 256 int32 ([0] = 20240522, [1] = version, [2] = number of examples, [3] = bytes of the longest example), then for
+// each example these uint16, all little-endian:
 //   65535, its bytes in all, its number from 0, the number of the right completion, completions c (2 to 26);
 //   n > 0, tokens[n] of the context; c times: m > 0, tokens[m] of a completion;
 //   in version 2, c times: characters and UTF-8 bytes of a completion's text, without the space before it.

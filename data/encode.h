@@ -6,7 +6,7 @@
 #include "data/tokenizer.h"
 
 // Reads text from `in` to its end and writes its tokens to `out`, as uint16 in the machine's byte order. The text
-// <|endoftext|> ends a document; each document that is not empty gets end_of_text() and then its tokens. `block`: the bytes
-// to read at once, which the tokens do not depend on. user_error: the vocabulary has no end_of_text(), or more than 65536
-// tokens.
+// <|endoftext|> ends a document; each document that is not empty gets end_of_text() and then its tokens. `block`: the
+// bytes to read at once, which the tokens do not depend on. user_error: the vocabulary has no end_of_text(), or more
+// than 65536 tokens.
 void encode_documents(const Tokenizer& tokenizer, std::FILE* in, std::FILE* out, size_t block = size_t(1) << 22);

@@ -106,8 +106,8 @@ void Loader::run() {
   }
 }
 
-// What a label of this step weighs if all windows with labels have T of them: the tokens of the step over its labels, or
-// its windows over those that have any; 0 for a step without labels. Every rank counts the labels of all ranks' windows.
+// The weight of a label of this step if all windows with labels have T of them: the tokens of the step over its labels,
+// or its windows over those that have any; 0 for a step without labels. Every rank counts the labels of all ranks.
 double Loader::weight_of_step(int64_t step) {
   if (counted_step_ == step) return step_weight_;
   LoaderSettings s = settings_;

@@ -74,8 +74,8 @@ void read_tokens(const Shard& shard, int64_t position, std::vector<uint16_t>& to
 }
 
 // Reads the labels of `count` positions from this one on, and returns how many of them have one. targets [count]: the
-// label, or -1 for none; of a file with values, 0 where there are some, and these are written to values [count, K]. Both
-// may be nullptr.
+// label, or -1 for none; of a file with values, 0 where there are some, and these are written to values [count, K].
+// Both may be nullptr.
 int read_labels(const Shard& labels, int64_t position, int count, int* targets, float* values, int vocab) {
   auto bad = [&](int64_t at, const char* what, const char* allowed) {
     user_error("%s: %s holds the label %s at position %ld, but %s; make the file again", labels.key.c_str(),

@@ -13,8 +13,8 @@ struct Weights {
   int64_t step = 0, tokens = 0;  // the updates they have had, and the tokens of these updates
 };
 
-// Called before every batch, equally often on every rank; must return the same on all: true ends an evaluation without a
-// result. May be empty.
+// Called before every batch, equally often on every rank; must return the same on all: true ends an evaluation without
+// a result. May be empty.
 using Stop = std::function<bool()>;
 
 struct Asking {

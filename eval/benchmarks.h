@@ -24,7 +24,7 @@ struct BenchmarkReport {
   double chance = 0;  // mean of 1 / completions
 };
 
-// Reads the benchmarks of task.names. A user_error if one cannot be read or a completion is longer than task.max_length.
+// Reads the benchmarks of task.names. A user_error if one cannot be read or has a completion beyond task.max_length.
 std::vector<Benchmark> open_benchmarks(const Config& config);
 
 // The lengths for the memory plan: a model made for eval_rows(config, these) rows, the longest of them at once, can be
@@ -40,7 +40,7 @@ std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Ben
 BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<double>& likelihoods, int max_length);
 
 // Asks the benchmarks with these numbers, prints a table, and writes a line for each. samples: if not empty, the
-// log-likelihoods are written to this file, as JSON lines; a user_error if it exists. Returns whether all are finite. If
-// it is stopped, the benchmarks that are complete are written.
+// log-likelihoods are written to this file, as JSON lines; a user_error if it exists. Returns whether all are finite.
+// If it is stopped, the benchmarks that are complete are written.
 bool evaluate_benchmarks(const Asking& asking, const std::vector<Benchmark>& benchmarks,
                          const std::vector<int>& numbers, const std::string& samples = "");

@@ -1,11 +1,11 @@
 // Validation loss by length, the measurement for which this program was written.
 // Windows of W tokens do not overlap and never cross a shard's end; they are taken in order, through the shards in
 // order, until floor(tokens / W) are used (fewer if the shards end). The model sees the last L tokens of each, and the
-// loss is the mean cross-entropy, in nats, over the last S targets. With eval.mode = windows, W = S = L. With suffix, W is
-// the longest of eval.lengths and S = min(1024, the shortest), so the losses at all lengths are of the same targets, and
-// only the context grows. With data.val_labels only targets that are labels count, by train.label_mean, and windows with
-// none are left out; if all are, that is a user_error. A loss does not depend on the number of windows computed at once.
-// Ranks take batches of windows in turn, and all get the result.
+// loss is the mean cross-entropy, in nats, over the last S targets. With eval.mode = windows, W = S = L. With suffix, W
+// is the longest of eval.lengths and S = min(1024, the shortest), so the losses at all lengths are of the same targets,
+// and only the context grows. With data.val_labels only targets that are labels count, by train.label_mean, and windows
+// with none are left out; if all are, that is a user_error. A loss does not depend on the number of windows computed at
+// once. Ranks take batches of windows in turn, and all get the result.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -37,8 +37,8 @@ struct EvalReport {
 };
 
 // files: the names and checksums of the shards, for the report. A user_error if the
-// shards or `tokens` hold less than one window. length: in mode suffix, one of eval.lengths. The model must have been made
-// for at least eval_rows(config, {length}) rows.
+// shards or `tokens` hold less than one window. length: in mode suffix, one of eval.lengths. The model must have been
+// made for at least eval_rows(config, {length}) rows.
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                                    int length, int64_t tokens, const Stop& stop = {});
 
@@ -61,7 +61,7 @@ int prompt_batch(const Config& config, int length);
 
 // Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval"). In mode
 // suffix, the shortest of eval.lengths comes first, for the differences to it; if it is not among `lengths`, it is not
-// written. Returns whether all losses are finite. If it is stopped, a resumed run evaluates the lengths that are missing.
+// written. Returns whether all losses are finite. If it is stopped, a resumed run evaluates the missing lengths.
 bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                       const std::vector<int>& lengths, const char* type);
 // The length of a val line whose mode, window and targets are these settings', or -1.

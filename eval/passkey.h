@@ -3,9 +3,9 @@
 //   landmark  the prompt of landmark attention, which later work uses too: a first line, filler, "The pass key is K.
 //             Remember it. K is the pass key.", filler, "What is the pass key? The pass key is". K is 1 to 50000. The
 //             filler has as many characters as fit; floor(depth x that) of them precede the key.
-//   compact   fits 128 bytes: filler, "The key is K. Remember K. ", filler, "What is the key? The key is". K is 00000 to
-//             99999. "PROMPT K." has exactly the length asked for, and floor(depth x its filler) tokens precede the key.
-//             The filler is cut at both ends.
+//   compact   fits 128 bytes: filler, "The key is K. Remember K. ", filler, "What is the key? The key is". K is 00000
+//             to 99999. "PROMPT K." has exactly the length asked for, and floor(depth x its filler) tokens precede the
+//             key. The filler is cut at both ends.
 // If the tokenizer has a separator of documents, the prompt begins with it, as training text does.
 //
 // A prompt is scored by one pass over "PROMPT K." (teacher forcing). Padding follows it, which no row before it sees:

@@ -110,8 +110,8 @@ __global__ void cross_entropy_warp_kernel(float* losses, T* logits, const int* _
   }
 }
 
-// COPIED: the row is read once, into shared memory, a few pieces of every thread ahead of what it sums; each thread reads
-// the pieces that it copied itself, so nothing waits for another thread's copies.
+// COPIED: the row is read once, into shared memory, a few pieces of every thread ahead of what it sums; each thread
+// reads the pieces that it copied itself, so nothing waits for another thread's copies.
 template <class T, bool COPIED>
 __global__ void cross_entropy_block_kernel(float* losses, T* logits, const int* __restrict__ targets,
                                            const float* __restrict__ weights, float dloss, int V, int Vp) {

@@ -10,7 +10,7 @@ template <class T>
 void embedding_forward(T* out, const int* tokens /* [N] */, const T* wte /* [Vp, C] */, const T* wpe, int B, int T_,
                        int C, cudaStream_t stream);
 
-// On the host, sorted = [2, N]: the tokens in ascending order, then their rows; equal tokens in the order of their rows.
+// On the host, sorted = [2, N]: the tokens in ascending order, then their rows; equal tokens in the order of the rows.
 void sort_by_token(int* sorted, const int* tokens /* [N] */, int N, int Vp);
 
 // Bytes for the sums of runs that cross a block's end: N C / 4.

@@ -17,8 +17,8 @@ template <class T> struct TypeTag {};
 
 // Host side -----------------------------------------------------------------------------------------------------------
 
-// An error of a kernel is reported by a later call, whatever that is, and by every call after it. which: the kernels that
-// may have caused it.
+// An error of a kernel is reported by a later call, whatever that is, and by every call after it. which: the kernels
+// that may have caused it.
 inline std::string cuda_error_text(cudaError_t error, const char* which) {
   bool of_a_kernel = error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || error == cudaErrorAssert ||
                      (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);

@@ -164,8 +164,8 @@ template <int N> __device__ inline void registers_shrink() {
 // ---- wgmma: D [64, N] (+)= A [64, 16] B [16, N], bf16 with float32 sums, executed by the 128 threads of a warpgroup
 // together. Warp w has rows 16 w .. 16 w + 15; within them a thread's part of D and of an A in registers is laid out as
 // mma_m16n8k16's (gpu.cuh). A product is running from the call until wgmma_wait: until then its registers must not be
-// touched and its tiles must not change. wgmma_fence() comes before the first product after a wait, wgmma_commit() after
-// the last product of a group.
+// touched and its tiles must not change. wgmma_fence() comes before the first product after a wait, wgmma_commit()
+// after the last product of a group.
 
 // The address, the distance of 1024 bytes from 8 rows to the next 8, and the 128-byte swizzle.
 __device__ inline TileOperand tile_operand(const void* tile) {

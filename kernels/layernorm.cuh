@@ -13,8 +13,8 @@ void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* ga
 
 size_t layernorm_backward_workspace(int N, int C);  // bytes
 
-// dx [N, C] += , dgamma, dbeta [C] += ; x is the layernorm's input; the forward saved mean and rstd. dbias [C] += column
-// sums of the new dx, the gradient of a bias that was added to x; may be nullptr.
+// dx [N, C] += , dgamma, dbeta [C] += ; x is the layernorm's input; the forward saved mean and rstd. dbias [C] +=
+// column sums of the new dx, the gradient of a bias that was added to x; may be nullptr.
 // Floor: 4 N C elements moved (dout, x, and dx both ways).
 template <class T>
 void layernorm_backward(T* dx, float* dgamma, float* dbeta, float* dbias, const T* dout, const T* x, const float* mean,

@@ -16,8 +16,8 @@ __device__ inline float block_sum(float v, float* shared) {
 // out [1] += sum of x [n]; one block, meant for a micro batch's losses. Floor: n floats read, by one multiprocessor.
 void sum_to(float* out, const float* x, size_t n, cudaStream_t stream);
 
-// The second stage of deterministic column sums: out[i] [n] += the column sums of the i-th array of partial [count, arrays,
-// n], unless it is nullptr. Floor: count arrays n floats read.
+// The second stage of deterministic column sums: out[i] [n] += the column sums of the i-th array of partial [count,
+// arrays, n], unless it is nullptr. Floor: count arrays n floats read.
 struct ColumnSums {
   float* out[3];
   int arrays;

@@ -109,12 +109,13 @@ static const Rule RULES[] = {
             "\"elementwise\" or another position";
    }},
   {"name", {}, [](const Config& c) -> std::string {
-     bool plain = is_utf8(c.name) && !c.name.empty() && c.name.size() <= 200 && c.name != "." && c.name != "..";
-     plain = plain && c.name.find('/') == std::string::npos && !has_control_characters(c.name);
-     bool of_step = c.name.starts_with("step_") && c.name.size() > 12 && c.name.find_first_not_of("0123456789", 5) > 200;
+     const std::string& name = c.name;
+     bool plain = is_utf8(name) && !name.empty() && name.size() <= 200 && name != "." && name != "..";
+     plain = plain && name.find('/') == std::string::npos && !has_control_characters(name);
+     bool of_step = name.starts_with("step_") && name.size() > 12 && name.find_first_not_of("0123456789", 5) > 200;
      if (plain && !of_step) return "";
-     std::string rule = of_step ? "is the name of a checkpoint's folder; give the run another"
-                                : "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters";
+     std::string rule = of_step ? "is the name of a checkpoint's folder; give the run another" :
+         "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters";
      auto origin = c.origins.find("name");
      bool by_file = origin != c.origins.end() && origin->second == "the file's name";
      return rule + (by_file ? "; it comes from the file's name: give another with --set name=..." : "");
@@ -129,8 +130,8 @@ static const Rule RULES[] = {
    }},
   {"task.max_length", {"model.position", "model.context"}, [](const Config& c) -> std::string {
      if (c.model.position != Position::learned || c.task.max_length <= c.model.context) return "";
-     return format("is beyond the %d positions that model.position = \"learned\" has (model.context); only \"rope\" and "
-                   "\"none\" go further", c.model.context);
+     return format("is beyond the %d positions that model.position = \"learned\" has (model.context); "
+                   "only \"rope\" and \"none\" go further", c.model.context);
    }},
   {"task.every", {"model.head.outputs"}, [](const Config& c) -> std::string {
      if (c.task.every == 0 || c.model.head.outputs == 0) return "";

@@ -141,7 +141,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
                           "row i keeps the excess of each score over this times sqrt(2 ln i)"}),
     only_with(NO_SUM, {"attention.output_norm", choice(a.output_norm, qk_norm_names), "", no,
                        "normalises each head's output"}),
-    {"attention.sink", choice(a.sink, sink_names), "", no, "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
+    {"attention.sink", choice(a.sink, sink_names), "", no,
+     "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
     only_with(KEY_WINDOW, {"attention.window", &a.window, "[0, 16777216]", no,
                            "most recent keys that a row sees; 0 = all"}),
     only_with(WINDOW, {"attention.sink_tokens", &a.sink_tokens, "[0, 16777216]", no,
@@ -166,7 +167,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
      "shards to train on: a glob, or a list of globs and files, sorted", compared, of_a_rank},
     {"data.val", &c.data.val, "", no, "shards to evaluate on", compared, of_a_rank},
     {"data.labels", &c.data.labels, "", no,
-     "label files that say what to predict, one for each shard of data.train; none: the next tokens", compared, of_a_rank},
+     "label files that say what to predict, one for each shard of data.train; none: the next tokens",
+     compared, of_a_rank},
     {"data.val_labels", &c.data.val_labels, "", no, "the same for data.val", compared, of_a_rank},
     {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or in file order"},
 
@@ -216,7 +218,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
 
     {"checkpoint.every", &c.checkpoint.every, "[0, 1e9]", no, "steps between checkpoints; 0 = only at_end", may_change},
     only_with(SAVES, {"checkpoint.minutes", &c.checkpoint.minutes, "[0, 1e6]", no,
-                      "also saves when the last checkpoint is that old, unless checkpoint.every = 0; 0 = never", may_change}),
+                      "also saves when the last checkpoint is that old, unless checkpoint.every = 0; 0 = never",
+                      may_change}),
     {"checkpoint.keep", &c.checkpoint.keep, "[1, 1e6]", no, "checkpoints kept; older ones are removed", may_change},
     {"checkpoint.at_end", &c.checkpoint.at_end, "", no, "whether the last step is saved", may_change},
 
@@ -230,8 +233,10 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"generate.tokenizer", choice(c.generate.tokenizer, tokenizer_kind_names), "", no,
      "converts text to tokens and back", may_change},
     only_with(GPT2_TOKENS, {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
-                            "folder with GPT-2's vocabulary and merges; checkpoints carry them", may_change, of_a_rank}),
-    {"generate.stop", &c.generate.stop, "", no, "text that ends a completion of --generate-file; empty: none", may_change},
+                            "folder with GPT-2's vocabulary and merges; checkpoints carry them",
+                            may_change, of_a_rank}),
+    {"generate.stop", &c.generate.stop, "", no,
+     "text that ends a completion of --generate-file; empty: none", may_change},
 
     {"passkey.form", choice(c.passkey.form, passkey_form_names), "", no,
      "form of the prompts of --passkey (eval/passkey.h)", may_change},
@@ -260,8 +265,8 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"plan.memory", &c.plan.memory, "", no,
      "with --dry-run: plans for a GPU with this much free memory (such as 80GiB) and runs nothing; empty: this device",
      may_change, of_a_rank},
-    only_with(PLAN, {"plan.ranks", &c.plan.ranks, "[0, 65536]", no, "the ranks of that plan; 0: as many as were started",
-                     may_change, of_a_rank}),
+    only_with(PLAN, {"plan.ranks", &c.plan.ranks, "[0, 65536]", no,
+                     "the ranks of that plan; 0: as many as were started", may_change, of_a_rank}),
 
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
     {"log.groups_every", &c.log.groups_every, "[0, 1e9]", no,

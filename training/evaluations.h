@@ -1,6 +1,6 @@
-// The evaluations of a run: by --eval, --passkey, --tasks or --diagnostics, and while it trains. An entry for each holds
-// all that the rest of the program needs to plan its memory, agree on its matrix products, run it, and run it again
-// after an interruption.
+// The evaluations of a run: by --eval, --passkey, --tasks or --diagnostics, and while it trains. An entry for each
+// holds all that the rest of the program needs to plan its memory, agree on its matrix products, run it, and run it
+// again after an interruption.
 #pragma once
 #include <functional>
 #include <nlohmann/json_fwd.hpp>

@@ -1,11 +1,11 @@
 // log.groups_every: norms by group of parameters. In each layer the groups are layernorm, attn.q, attn.k, attn.v,
-// attn.c_gate, attn.c_proj, mlp.c_fc, mlp.c_proj and other (learned numbers of attention), with their biases; outside the
-// layers wte, wpe and layernorm.
+// attn.c_gate, attn.c_proj, mlp.c_fc, mlp.c_proj and other (learned numbers of attention), with their biases; outside
+// the layers wte, wpe and layernorm.
 #pragma once
 #include "checkpoint/metrics.h"
 #include "train_gpt2.h"
 
-// After model.update(settings): a line {"step", "norms": {"h.0.attn.q": [norm of the gradient before clipping, norm of the
-// weights, norm of the update (without weight decay) / norm of the weights], ...}}, the last null where the weights are 0.
-// All ranks.
+// After model.update(settings): a line {"step", "norms": {"h.0.attn.q": [norm of the gradient before clipping, norm of
+// the weights, norm of the update (without weight decay) / norm of the weights], ...}}, the last null where the weights
+// are 0. All ranks.
 void write_group_norms(Model& model, const AdamW& settings, MetricsLog& metrics);

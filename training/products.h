@@ -17,6 +17,6 @@ void use_product_cache(const DeviceInfo& device, bool remeasure);
 void take_products(const Checkpoint& from, const DeviceInfo& device);
 
 // Makes rank 0's choices those of all ranks, before the first step or evaluation that counts. For that every rank makes
-// each matrix product of the run once: those of a micro step, if training, and of the evaluations. The state stays as it
-// is, but for the gradients. A rank whose GPU is of another kind than rank 0's keeps its own choices.
+// each matrix product of the run once: those of a micro step, if training, and of the evaluations. The state stays as
+// it is, but for the gradients. A rank whose GPU is of another kind than rank 0's keeps its own choices.
 void agree_on_products(Model& model, const std::vector<Evaluation>& evaluations, bool training);

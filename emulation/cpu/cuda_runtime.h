@@ -1,7 +1,7 @@
 // The CUDA runtime's names for a machine without a GPU: -Iemulation/cpu finds this file, not the toolkit's. Only the
 // part that the trainer and its tests use. Device memory is host memory; every call has finished when it returns, in
-// launch order, whatever its stream, unless a test keeps streams back (emulation/cpu/streams.h). Kernels run thread by thread on
-// the scheduler (emulation/cpu/scheduler.h); start them with LAUNCH() of kernels/gpu.cuh.
+// launch order, whatever its stream, unless a test keeps streams back (emulation/cpu/streams.h). Kernels run thread by
+// thread on the scheduler (emulation/cpu/scheduler.h); start them with LAUNCH() of kernels/gpu.cuh.
 #pragma once
 #define PLUSGPT_CPU 1
 #include <math.h>

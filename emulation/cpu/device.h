@@ -61,10 +61,10 @@ CPU_OUT_OF_LINE void add_products(float (&a)[R][E], int count, const float* one,
 #else
   constexpr int LANES = 4;
 #endif
-  // A local variable keeps a vector's alignment: in the stack frames that AddressSanitizer makes, on by default since g++
-  // 13, g++ places one of less alignment by what was declared and yet writes it with aligned moves.
+  // A local variable keeps a vector's alignment: in the stack frames that AddressSanitizer makes, on by default since
+  // g++ 13, g++ places one of less alignment by what was declared and yet writes it with aligned moves.
   typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
-  // Copied, not cast: g++ 11.2 forgets in a template that a type of less alignment has it, and reads with aligned moves.
+  // Copied, not cast: in a template g++ 11.2 forgets that a type has less alignment, and reads with aligned moves.
   auto load = [](const float* from) {
     Vector v;
     __builtin_memcpy(&v, from, sizeof v);

@@ -138,8 +138,8 @@ TEST_F(Labels, BadOnesAreFoundWhereTheyAre) {
                     {"data.labels: " + (dir / "late"), "became shorter", "labels 1200 to 1299"});
 }
 
-// Of each step, over all ranks: with label_mean batch all labels weigh the same, with sequence all windows that have any.
-// A step with a label at every position weighs each 1, exactly.
+// Of each step, over all ranks: with label_mean batch all labels weigh the same, with sequence all windows that have
+// any. A step with a label at every position weighs each 1, exactly.
 TEST_F(Labels, WeightsOfLabels) {
   std::vector<uint16_t> a = words(101, 0), b = words(50, 0);
   for (size_t i = 0; i < a.size(); i++)

@@ -1,5 +1,5 @@
-// Tokenizers: bytes and GPT-2's BPE, on vocabularies made up here, and the documents of shards. With PLUSGPT_GPT2_VOCAB=DIR
-// (GPT-2's published files) known encodings are checked too.
+// Tokenizers: bytes and GPT-2's BPE, on vocabularies made up here, and the documents of shards. With
+// PLUSGPT_GPT2_VOCAB=DIR (GPT-2's published files) known encodings are checked too.
 #include "data/tokenizer.h"
 
 #include <gtest/gtest.h>

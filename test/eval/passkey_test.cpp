@@ -1,5 +1,5 @@
-// Passkey retrieval: what the prompts hold, scores of logits that are known, and scores of models against losses, logits
-// and greedy decoding.
+// Passkey retrieval: what the prompts hold, scores of logits that are known, and scores of models against losses,
+// logits and greedy decoding.
 #include "eval/passkey.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// In place of GPT-2's: tokens are words and numbers of up to three digits, with the space before them; token 0 separates.
+// In place of GPT-2's: a token is a word or a number of up to three digits, with the space before it; 0 separates.
 class Words : public Tokenizer {
  public:
   std::vector<int> encode(const std::string& text) const override {

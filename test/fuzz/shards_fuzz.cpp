@@ -1,5 +1,5 @@
-// A token shard: all windows of three lengths are read; every token of an accepted window must be in the vocabulary. Then
-// the same file as labels, as many as it says.
+// A token shard: all windows of three lengths are read; every token of an accepted window must be in the vocabulary.
+// Then the same file as labels, as many as it says.
 #include <cstring>
 
 #include "data/shards.h"
