@@ -6,8 +6,8 @@ import subprocess
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoint", "eval", "training", "emulation", "bench", "test",
-         "scripts")
+ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoint", "eval", "training", "emulation",
+         "bench", "test", "scripts")
 
 # Which rooms each room includes, from the bottom up: a room names only rooms above its own line. The one exception is
 # the portability header: kernels/gpu.cuh includes its CPU half, which is written in its terms.
@@ -58,6 +58,11 @@ class Rules(unittest.TestCase):
   def test_no_tabs_no_trailing_space_no_conflict(self):
     self.nothing(r"\t|[ \t]$|^(<<<<<<<|>>>>>>>) ", sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh", ".md"))
 
+  def test_lines_are_wrapped(self):
+    # but for the rows of a table in planted_bugs_ptx.sh, whose cells are regular expressions
+    self.nothing(r"^(?!\w+ +\| (forward|keys)_\w+ \|).{121}",
+                 sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh", ".mk", "Makefile"))
+
   def test_only_the_portability_layer_knows_the_machine(self):
     self.nothing(r"__CUDACC__|__CUDA_ARCH__|\basm\b", sources(".h", ".cuh", ".cu", ".cpp"),
                  lambda path: path in ("kernels/gpu.cuh", "kernels/hopper.cuh") or path.startswith("emulation/cpu/"))
@@ -80,7 +85,8 @@ class Rules(unittest.TestCase):
 
   def test_every_header_compiles_alone(self):
     # in a folder of its own, because other builds may run; and not as a part of the make that runs this
-    environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")}
+    environment = {key: value for key, value in os.environ.items()
+                   if key not in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES")}
     done = subprocess.run(["make", "-C", ROOT, "-k", "BACKEND=cpu", "BUILD=build/headers", "headers"], text=True,
                           capture_output=True, env=environment)
     self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -92,9 +98,10 @@ class Rules(unittest.TestCase):
     self.assertEqual(missing, [])
 
   def test_the_suffix_chooses_the_compiler(self):
-    """nvcc compiles .cu in a CUDA build, g++ .cpp: kernels and what starts them are in the first, host code in the second."""
+    """nvcc compiles .cu in a CUDA build, g++ .cpp: the first has kernels and what starts them, the second host code."""
     host = ("base/", "data/", "settings/", "ranks/", "checkpoint/", "eval/", "training/")
-    self.nothing(r"(?s).+", ((path, "host code in a .cu file") for path, _ in sources(".cu", ".cuh") if path.startswith(host)))
+    self.nothing(r"(?s).+", ((path, "host code in a .cu file") for path, _ in sources(".cu", ".cuh")
+                             if path.startswith(host)))
     self.nothing(r"\b__global__\b|^ *LAUNCH\(", sources(".cpp", ".h"), lambda path: path.startswith("emulation/"))
 
   def test_one_way_to_launch(self):
@@ -108,18 +115,21 @@ class Rules(unittest.TestCase):
                  lambda path: path.startswith(("test/", "bench/")))
 
   def test_formatted(self):
-    known = shutil.which("clang-format") and subprocess.run(["clang-format", "--version"], text=True, capture_output=True)
+    known = shutil.which("clang-format") and subprocess.run(["clang-format", "--version"], text=True,
+                                                            capture_output=True)
     if not known or "version 14." not in known.stdout:
       self.skipTest("needs clang-format 14: other versions format differently")
     files = [os.path.join(ROOT, path) for path, _ in sources(".h", ".cuh", ".cu", ".cpp")]
-    done = subprocess.run(["clang-format", "--dry-run", "-Werror", "--ferror-limit=1", *files], text=True, capture_output=True)
+    done = subprocess.run(["clang-format", "--dry-run", "-Werror", "--ferror-limit=1", *files], text=True,
+                          capture_output=True)
     self.assertEqual(done.returncode, 0, done.stderr[:2000])
 
   def test_no_include_climbs(self):
     found = {room: set() for room in INCLUDES}
     for path, text in sources(".h", ".cuh", ".cu", ".cpp"):
       if room_of(path):
-        found[room_of(path)] |= {room_of(name) for name in re.findall(r'#include "([^"]+)"', text)} - {room_of(path), None}
+        rooms = {room_of(name) for name in re.findall(r'#include "([^"]+)"', text)}
+        found[room_of(path)] |= rooms - {room_of(path), None}
     self.assertEqual(found, INCLUDES)
     order = list(INCLUDES)
     climbing = [(room, other) for room in order for other in INCLUDES[room] if order.index(other) > order.index(room)]
@@ -130,7 +140,7 @@ class Rules(unittest.TestCase):
                                                               if item[0].startswith("settings/")))
 
   def test_json_comes_from_its_library(self):
-    # Two lines only look like it: the seal that ends state.json, a checksum of all before it; an example in an error text.
+    # Two lines only look like it: the seal that ends state.json, a checksum of all before it; an example in an error.
     self.nothing(r'\\"\w+\\" ?:|R"\w*\(\{', sources(".h", ".cuh", ".cu", ".cpp"),
                  lambda path: path.startswith("test/") or path in ("checkpoint/checkpoint.cpp", "settings/read.cpp"))
 
