@@ -36,8 +36,8 @@ template <class T> struct ForwardCall {
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
 constexpr int ROW_VALUES_MOST = 6;  // of any policy; behind them the workspace has dz_by_query and dz_by_key
 
-// dqkv =, call.dsink [H] += (or nullptr); preparation: see Family. workspace: Policy::ROW_VALUES floats per row (b, h, t
-// < workspace_rows(T)).
+// dqkv =, call.dsink [H] += (or nullptr); preparation: see Family. workspace: Policy::ROW_VALUES floats per row (b, h,
+// t < workspace_rows(T)).
 template <class T> struct BackwardCall {
   T* dqkv;
   const T *dout, *out;

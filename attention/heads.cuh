@@ -85,8 +85,8 @@ __device__ __forceinline__ void add_row_dots(float (&dot)[2], const T* x, const 
 }
 
 // rows [ROW_VALUES][B, H, row_pitch] = Policy::row_for_backward() of what the forward saved and of the dot products
-// dO_i . O_i (and dO_i . O2_i); 0 past T. LANES neighbouring threads have a row and take its 16-byte pieces in turn; the
-// grid is (rows of a head, H, B).
+// dO_i . O_i (and dO_i . O2_i); 0 past T. LANES neighbouring threads have a row and take its 16-byte pieces in turn;
+// the grid is (rows of a head, H, B).
 template <class T, class Policy, class Mask, int LANES>
 __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats,
                                       KernelSettings settings, Shape shape) {

@@ -8,7 +8,7 @@
 //   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
 //     start_sweep(sweep, n, sums =, first)                // first: of the threads of a row, one adds the sink
 //     for each key:
-//       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(), for a tile's keys at once
+//       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(): all of a tile's keys
 //       last sweep: outputs *= rescale(sums, top)         // once for each tile of keys; top: its largest score
 //                   weigh(z, constants, sums +=, weights =), outputs += weights x value
 //     merge(sweep, sums +=, other)                        // each of those threads has sums over its own keys

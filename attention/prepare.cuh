@@ -51,7 +51,7 @@ template <class T> struct Preparation {
   RowScale<T> scale = {};
 };
 
-// call.rope: [T, D/2] or nullptr; call.norms [B, T, 2, H] = 1 / length of each row of q and k, nullptr if qk_norm is none.
+// call.rope: [T, D/2] or nullptr; call.norms [B, T, 2, H] = 1 / length of each row of q and k, nullptr without qk_norm.
 template <class T> void prepare_forward(T* qkv, const AttentionCall<T>& call);
 
 // Turns the gradients in dqkv, of q and k as the forward left them in qkv, into those of the forward's inputs.

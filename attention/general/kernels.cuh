@@ -534,8 +534,8 @@ void general_diagnose(float* figures, const float* stats, const T* qkv, const At
 
 // ---- the family
 
-// A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for WindowOrBias:
-// some of these kernels would spill.
+// A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for
+// WindowOrBias: some of these kernels would spill.
 template <class T, Kind KIND> bool add_general_of() {
   using Policies = PolicyOf<KIND, FullMaths>;
   using Mask = std::conditional_t<on_cpu, WindowOrBias, Causal>;

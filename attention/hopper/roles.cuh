@@ -52,8 +52,8 @@ template <class Tile> struct Turns {
   __device__ __forceinline__ void skip() { begin(), end(); }
 };
 
-// Divides the block into its roles, for each of its row tiles: load() by the producer's warp, compute() by the consumers,
-// which get the registers of the producer's warpgroup.
+// Divides the block into its roles, for each of its row tiles: load() by the producer's warp, compute() by the
+// consumers, which get the registers of the producer's warpgroup.
 template <class Pass, class Arguments> __device__ __forceinline__ void run_roles(bf16* shared, const Arguments& a) {
   using Tile = typename Pass::Tile;
   Stages<Tile> stages(shared);

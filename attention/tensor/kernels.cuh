@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
 
-    // Scores, masked, and dP, P and dz. Which comes first decides only how many registers ptxas takes: with scores first
+    // Scores, masked, and dP, P and dz. Their order decides only how many registers ptxas takes: with scores first
     // sigmoid's 128 channels spill, with dP first a third block of 32 channels does not fit. The bits are the same.
     constexpr bool DP_FIRST = Tile::DIM == 128;
     if constexpr (DP_FIRST) scores<Tile>(dp, my_values, douts);

@@ -421,8 +421,8 @@ Numbers<P> ref_prepare_backward(const AttentionSetup& s, const AttentionShape& s
   return dqkv;
 }
 
-// The norm of attention's output x [B, T, H, D], or from dy, the gradient of what it gives, that of x. Keys are normalised
-// in the same way.
+// The norm of attention's output x [B, T, H, D], or from dy, the gradient of what it gives, that of x. Keys are
+// normalised in the same way.
 template <class P>
 Numbers<P> ref_norm_output(const AttentionSettings& settings, const AttentionShape& shape, const Numbers<P>& x,
                            const Numbers<P>& dy = {}) {

@@ -1,6 +1,6 @@
-// attention/ against its float64 references (attention_reference_test.cu checks those): all kernels, forward and backward,
-// float32 and bf16, by the rule of test/support/compare.h. Also: causality, extreme scores, equal bits in any order,
-// nothing written outside (test/support/device.h), errors. prepare_test.cu has the rest.
+// attention/ against its float64 references (attention_reference_test.cu checks those): all kernels, forward and
+// backward, float32 and bf16, by the rule of test/support/compare.h. Also: causality, extreme scores, equal bits in any
+// order, nothing written outside (test/support/device.h), errors. prepare_test.cu has the rest.
 #include <cstdlib>
 #include <cstring>
 
@@ -410,8 +410,9 @@ static bool jumps(const AttentionSetup& s) {
   return std::fabs(slope_at(1e-9) - slope_at(-1e-9)) > 1e-6;
 }
 
-// attention_backward() with undo_preparation. Hopper's kernels undo the preparation of heads of 64 and 128 channels themselves,
-// unless ssmax's scale needs sums over rows: within the bounds of float64. Otherwise the bits are prepare_backward()'s.
+// attention_backward() with undo_preparation. Hopper's kernels undo the preparation of heads of 64 and 128 channels
+// themselves, unless ssmax's scale needs sums over rows: within the bounds of float64. Otherwise the bits are those of
+// prepare_backward().
 template <class T> void check_prepared(AttentionSetup s, const AttentionShape& shape, bool rotate, int extra = 0) {
   s.family = family.data();
   s.qkv_stride = 3 * shape.H * shape.D + extra;

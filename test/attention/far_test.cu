@@ -1,6 +1,6 @@
-// The last rows of one head at lengths far beyond training, against float64: what sums over that many keys, lssar's power
-// and the rounding of large scores cost. With FULL=1 up to 131,072 keys: README.md has the errors that it prints. On the
-// CPU layer alone, which can run a kernel's first blocks without the others.
+// The last rows of one head at lengths far beyond training, against float64: what sums over that many keys, lssar's
+// power and the rounding of large scores cost. With FULL=1 up to 131,072 keys: README.md has the errors that it prints.
+// On the CPU layer alone, which can run a kernel's first blocks without the others.
 #include "kernels/gpu.cuh"
 #ifdef PLUSGPT_CPU
 #include <cstdlib>
@@ -49,8 +49,8 @@ template <class T> class LastRows {
     }
   }
 
-  // Compares the last rows with a reference that begins with the prepared q and k, as the kernel does. error[0], [1]: the
-  // largest of that error and of the error with the preparation, as shares of the largest number of these rows.
+  // Compares the last rows with a reference that begins with the prepared q and k, as the kernel does. error[0], [1]:
+  // the largest of that error and of the error with the preparation, as shares of the largest number of these rows.
   void check(double (&error)[2]) {
     DeviceArray<T> x(qkv_), out(shape_.out_size()), scale(std::vector<T>{from_float<T>(0.43f)});
     DeviceArray<float> norms(2 * shape_.rows());

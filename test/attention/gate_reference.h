@@ -1,5 +1,5 @@
-// The gate of attention/gate.cuh in the arithmetic of a policy (test/support/compare.h). Dense arrays: x, y [N, H D], logits
-// [N, G].
+// The gate of attention/gate.cuh in the arithmetic of a policy (test/support/compare.h). Dense arrays: x, y [N, H D],
+// logits [N, G].
 #pragma once
 #include <algorithm>
 #include <cmath>

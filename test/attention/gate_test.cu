@@ -117,8 +117,8 @@ TEST(Gate, ExtremeLogits) {
       EXPECT_TRUE(std::isfinite(values[i])) << gate_activation_names[activation] << " of " << g[i];
       EXPECT_TRUE(std::isfinite(slopes[i])) << gate_activation_names[activation] << "' of " << g[i];
       double slope, exact = ref_activation<Exact>(settings.activation, g[i], &slope);
-      // Of a single value: two functions and two roundings of at most 2 units each. No denormals: e^-|g| below 2^-126 may
-      // be 0, and silu multiplies it by up to 1 + |g|; beyond 104 floats have no e^-|g| at all.
+      // Of a single value: two functions and two roundings of at most 2 units each. No denormals: e^-|g| below 2^-126
+      // may be 0, and silu multiplies it by up to 1 + |g|; beyond 104 floats have no e^-|g| at all.
       double denormals = (1 + std::min(std::fabs(g[i]), 104.0f)) * 0x1p-126;
       EXPECT_NEAR(values[i], exact, 6 * unit_roundoff<float> * std::fabs(exact) + denormals)
           << gate_activation_names[activation] << " of " << g[i];

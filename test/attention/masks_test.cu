@@ -12,7 +12,7 @@
 #include "test/attention/attention_reference.h"
 #include "test/support/error_of.h"
 
-// The streamed tiles of every held tile are those in which a row sees a key, and no others, by either way to count them.
+// Every held tile's streamed tiles are those in which a row sees a key, and no others, by either way to count them.
 template <class Mask, int HELD, int STREAM> static int64_t check_tiles(const AttentionSettings& s, int T) {
   KernelSettings settings{.window = s.window > 0 ? s.window : NO_WINDOW, .sink_tokens = s.sink_tokens};
   Mask mask(settings, T, 0);
@@ -67,9 +67,9 @@ TEST(Masks, AWindowIsLinearInTheLength) {
   EXPECT_NEAR(tiles(NO_WINDOW, 65536) / tiles(NO_WINDOW, 4096), 256, 8);
 }
 
-// Blocks of Hopper's kernels take each row tile of each head once, also if a head has an odd number of them, and most get
-// about as much to do, whatever the window. (Without a rest, and with one order for all masks, the fullest of 132 blocks
-// would have 1.14 times its share at T 1024 with a window of 256.)
+// Blocks of Hopper's kernels take each row tile of each head once, also if a head has an odd number of them, and most
+// get about as much to do, whatever the window. (Without a rest, and with one order for all masks, the fullest of 132
+// blocks would have 1.14 times its share at T 1024 with a window of 256.)
 template <class Mask> static double fullest_block(int T, int heads, int window) {
   constexpr int HELD = 128, BLOCKS = 132;
   Mask mask({.window = window}, T, 0);

@@ -370,8 +370,8 @@ TYPED_TEST(KernelTest, CrossEntropy) {
       }
 }
 
-// Rows without a target are not read, and get zeros; the others are multiplied by their weights, and a weight of 1 changes
-// no bit.
+// Rows without a target are not read, and get zeros; the others are multiplied by their weights, and a weight of 1
+// changes no bit.
 TYPED_TEST(KernelTest, CrossEntropyOfSomeRows) {
   using T = TypeParam;
   struct {
