@@ -139,7 +139,7 @@ def check_output(flag, path):
 
 @contextlib.contextmanager
 def output_folder(folder, flag="--out"):
-  """Makes it for the block, and afterwards removes what it made if that is empty. A UserError if it cannot be made."""
+  """Makes it for the block; afterwards removes the folders that it made, if empty. A UserError if it cannot be made."""
   made, path = [], os.path.abspath(folder)
   while not os.path.lexists(path):
     made.append(path)

@@ -35,7 +35,7 @@ def spread(losses):
 
 
 def table(result, runs=()):
-  """(the table, what lies outside: texts): a row for each variant, mean and range over the seeds, then one a run."""
+  """(the table, the losses outside: texts): a row for each variant, mean and range over the seeds, then one a run."""
   (axis, _), = result["axes"].items()
   section, _, key = axis.rpartition(".")
   own = {label: [] for label in section_sweep.grid(result)}

@@ -1,6 +1,6 @@
 """modeling_plusgpt.py, the model's formula for PyTorch, for the other scripts: with and without transformers.
 
-Of transformers the model needs only what it inherits. Plain classes take its place here, so a comparison depends on
+Of transformers the model needs only its base classes. Plain classes take their place here, so a comparison depends on
 PyTorch alone, whatever version of transformers is installed.
 """
 import sys

@@ -308,7 +308,7 @@ def missing_of(program, sweep, members, overwrite):
 
 
 def collect(program, sweep, members, overwrite):
-  """Trains and evaluates what is missing. Returns {name: outcome} of all that have one, {name: why} of those that
+  """Trains and evaluates the missing runs. Returns {name: outcome} of all that have one, {name: why} of those that
   failed, and whether Ctrl-C, or a signal to a run, ended the sweep."""
   done, missing = missing_of(program, sweep, members, overwrite)
   failed, stopped, start = {}, False, time.monotonic()

@@ -2,7 +2,7 @@
 
 A command is a line of an indented block, or a piece of code in the README's table of questions. All of them run here,
 in the order of their page, on a tiny model, with these exceptions: those with a comment that says "needs ..." or
-"network" (what is missing here) or "hours" (then the command only shows its settings), ELSEWHERE (other tests run
+"network" (both are missing here) or "hours" (then the command only shows its settings), ELSEWHERE (other tests run
 them), and those of bench/, a log of measurements.
 """
 import glob

@@ -1,5 +1,5 @@
-"""Training on labels: what a position predicts instead of the next token, or that it predicts nothing. The comparison
-with PyTorch is skipped where torch or transformers is missing.
+"""Training on labels: a position predicts its label instead of the next token, or nothing. The comparison with PyTorch
+is skipped where torch or transformers is missing.
 """
 import array
 import os

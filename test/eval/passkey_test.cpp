@@ -1,4 +1,4 @@
-// Passkey retrieval: what the prompts hold, scores of logits that are known, and scores of models against losses,
+// Passkey retrieval: the content of prompts, scores of logits that are known, and scores of models against losses,
 // logits and greedy decoding.
 #include "eval/passkey.h"
 

@@ -22,8 +22,7 @@ import download_fineweb  # from SCRIPTS
 
 class Server(http.server.ThreadingHTTPServer):
   """Serves self.content[name], after a redirection. Every request takes the next of self.faults[name] (None: behave): a
-  number: an HTTP error; ("cut", n): end the connection after n bytes; ("stall", n): be silent after n bytes; "wrong
-  range"."""
+  number: an HTTP error; ("cut", n): end the connection after n bytes; ("stall", n): be silent then; "wrong range"."""
   daemon_threads = True
 
   def __init__(self):

@@ -40,7 +40,7 @@ TEXT = b"It was the best of times, it was the worst of times, it was the age of 
 
 
 def default_signals():
-  """For preexec_fn. SIGINT is ignored in what a shell started in the background, SIGHUP under nohup; both would be."""
+  """For preexec_fn. A shell's background programs ignore SIGINT, those under nohup SIGHUP; both would stay so."""
   for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
 
