@@ -49,7 +49,7 @@ $(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors tasks
 FUZZ_SOURCES := $(addsuffix .cpp,$(addprefix base/,error json text file checksum) \
-  $(addprefix settings/,table read check show) checkpoint/safetensors data/shards data/benchmark_file)
+  $(addprefix settings/,table layers read check show) checkpoint/safetensors data/shards data/benchmark_file)
 FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(SANITIZER_asan) -I.
 build/fuzz/%.o: %.cpp
 	@mkdir -p $(@D)
