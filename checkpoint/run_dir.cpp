@@ -34,11 +34,9 @@ static std::vector<std::string> names_in(const std::string& path) {
   std::error_code error;
   fs::directory_iterator entries(path, error);
   if (error == std::errc::no_such_file_or_directory) return names;
-  check_access(error, "list", path);
-  for (; entries != fs::directory_iterator(); entries.increment(error)) {
+  for (; entries != fs::directory_iterator(); entries.increment(error))
     names.push_back(entries->path().filename().string());
-    check_access(error, "list", path);
-  }
+  check_access(error, "list", path);  // an error ends the loop
   std::sort(names.begin(), names.end());
   return names;
 }

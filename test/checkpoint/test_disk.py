@@ -12,6 +12,7 @@ from support.runs import FILES, Runs
 # FAIL="CALL END" makes CALL fail, with the error ERROR or else EIO, on files whose path ends with END; CALLS names the
 # file to which all calls are written.
 LIBRARY = r"""
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
@@ -46,6 +47,11 @@ extern "C" int flock(int descriptor, int operation) {
 extern "C" ssize_t pread(int descriptor, void* to, size_t bytes, off_t at) {
   if (refused("pread", descriptor)) return -1;
   return ((ssize_t (*)(int, void*, size_t, off_t))dlsym(RTLD_NEXT, "pread"))(descriptor, to, bytes, at);
+}
+extern "C" dirent* readdir(DIR* folder) {  // fails once, after an entry: "." and ".." are two
+  static int read;
+  if (refused("readdir", dirfd(folder)) && ++read == 4) return nullptr;
+  return ((dirent * (*)(DIR*)) dlsym(RTLD_NEXT, "readdir"))(folder);
 }
 extern "C" int rename(const char* from, const char* to) {
   FILE* calls = fopen(getenv("CALLS"), "a");
@@ -112,6 +118,13 @@ class Disk(Runs):
     code, errors, _ = self.calls("--resume", "runs/tiny/step_00000010", name="other", fail="fsync other/metrics.jsonl")
     self.assertEqual((code, os.path.exists(self.path("runs/other/metrics.jsonl"))), (1, False))
     self.assertRegex(errors, "^cannot write runs/other/metrics.jsonl to disk: Input/output error")
+
+  def test_a_folder_that_cannot_be_read_to_its_end(self):
+    self.run_ok()
+    before = self.run_digests()
+    code, errors, _ = self.calls("--resume", fail="readdir runs/tiny")
+    self.assertEqual((code, errors), (1, "cannot list runs/tiny: Input/output error\n"))
+    self.assertEqual(self.run_digests(), before)
 
   def test_a_read_error_is_not_damage(self):
     self.run_ok()
