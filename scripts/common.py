@@ -4,11 +4,11 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 
@@ -166,10 +166,15 @@ def whole_files(folder, pattern, overwrite, what="files of this name, or another
       old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
       if old and not overwrite:
         raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the {what}")
-      temporary = tempfile.mkdtemp(prefix=".tmp_prepare_", dir=folder)
     except OSError as error:
       raise UserError(f"--out {folder}: {error.strerror}")
+    # The name first: a signal that ends the script as soon as the folder is there must not leave it behind.
+    temporary = os.path.join(folder, f".tmp_prepare_{secrets.token_hex(8)}")
     try:
+      try:
+        os.mkdir(temporary, mode=0o700)
+      except OSError as error:
+        raise UserError(f"--out {folder}: {error.strerror}")
       yield temporary
       for name in old:  # all of them first: files may be missing if this is stopped here, but old and new never mix
         os.remove(os.path.join(folder, name))
