@@ -85,7 +85,7 @@ def main():
           "once in a hundred times:")
     print("\n".join("  " + line for line in outside))
   else:
-    print("All losses of these runs are as expected: inside what 99 of 100 other seeds give.")
+    print("All losses of these runs are as expected: inside what 99% of new seeds are expected to give.")
 
 
 if __name__ == "__main__":

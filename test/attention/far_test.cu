@@ -1,6 +1,6 @@
 // The last rows of one head at lengths far beyond training, against float64: what sums over that many keys, lssar's
-// power and the rounding of large scores cost. With FULL=1 up to 131,072 keys: README.md has the errors that it prints.
-// On the CPU layer alone, which can run a kernel's first blocks without the others.
+// power and the rounding of large scores cost. With FULL=1 up to 131,072 keys: docs/results/far_keys.md has the errors
+// that it prints. On the CPU layer alone, which can run a kernel's first blocks without the others.
 #include "kernels/gpu.cuh"
 #ifdef PLUSGPT_CPU
 #include <cstdlib>
