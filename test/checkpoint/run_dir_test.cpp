@@ -64,6 +64,18 @@ TEST_F(Runs, StepsAreListedNewestFirst) {
   EXPECT_EQ(step_folders(run_path)[1].path, run_path + "/step_00000010");
 }
 
+TEST_F(Runs, FoldersThatWereSetAsideAreListedInOrder) {
+  RunDir run("a", root);
+  std::vector<std::string> aside(20), old(20);
+  for (int i = 0; i < 20; i++) {  // created in another order; a file system's own order would not be right by chance
+    int n = i * 7 % 20;
+    fs::create_directory(run_path + "/" + (aside[n] = format("bad_step_%08d", n + 1)));
+    fs::create_directories(run_path + "/" + (old[n] = format("old_steps_%02d", n + 2)) + "/step_00000001");
+  }
+  EXPECT_EQ(set_aside_folders(run_path), aside);
+  EXPECT_EQ(old_folders(run_path), old);
+}
+
 TEST_F(Runs, StepFolderAppearsOnlyWhenPublished) {
   RunDir run("a", root);
   std::string folder = run.begin_step(1000);
