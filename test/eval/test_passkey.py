@@ -6,7 +6,7 @@ import os
 import re
 
 from support.scripts import ScriptTest
-from support.workspace import TRAIN, Workspace
+from support.workspace import TRAIN, Workspace, shard
 
 import metrics  # from SCRIPTS
 import section_answers
@@ -71,6 +71,21 @@ class Passkey(Workspace, ScriptTest):
       before, key = re.fullmatch(r"(.*)The key is (\d+)\. Remember \2\. .*What is the key\? The key is",
                                  prompt["prompt"]).groups()
       self.assertEqual((key, len(before)), (prompt["key"], int(prompt["depth"] * (prompt["length"] - 68))))
+
+  def test_a_model_that_knows_one_answer(self):
+    changes = {"passkey__form": "compact", "passkey__trials": 1, "passkey__depths": 2, "data__train": "known.bin",
+               "model__channels": 32, "model__context": 80, "batch__tokens": 80, "batch__micro": 1, "train__steps": 100}
+    self.write("known.bin", shard(bytes(81)))
+    self.ok("--passkey", "--lengths", "80", passkey__examples="prompts.jsonl", name="asked", **changes)
+    prompt = json.loads(self.bytes_of("prompts.jsonl").splitlines()[0])  # the key at depth 0
+    self.write("known.bin", shard(f"{prompt['prompt']} {prompt['key']}.\n".encode()))
+    self.ok(eval__every=0, **changes)
+    done = self.ok("--passkey", "--resume", "--lengths", "80", **changes)
+    entry, = self.metrics(kind="passkey")
+    self.assertEqual((entry["exact"], entry["stderr"], entry["control"]), ([1, 0], 0.5, 0))  # sqrt(0.5 x 0.5 / (2 - 1))
+    means = r"%5.2f %6.2f" % (sum(entry["nll"]) / 2, sum(entry["rank"]) / 2)
+    self.assertRegex(done.stdout, rf"\n +80 \|  100    0 \|  50\.0  50\.0  \| {re.escape(means)} \|     0\.0\n")
+    self.assertRegex(done.stdout, r"\n +32 to     63 \|  50\.0 of 2 prompts\n")
 
   def test_landmark(self):
     self.ok("--passkey", "--lengths", "600", passkey__trials=2, passkey__depths=2, passkey__examples="prompts.jsonl",
