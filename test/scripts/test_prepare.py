@@ -387,6 +387,13 @@ class PrepareGpt2(Prepare):
     self.assert_error("exit 1: too bad")
     self.assertEqual(self.files(), [])
 
+  def test_a_train_that_fails_after_the_last_byte(self):
+    program = self.write("fails", '#!/bin/sh\n[ $(wc -c) = 0 ] || { echo "too bad" >&2; printf aa; exit 1; }\n')
+    os.chmod(program, 0o755)
+    self.prepare(self.write("text", "hello"), "--val-fraction", "0", "--train", program, code=1)
+    self.assert_error("exit 1: too bad")
+    self.assertEqual(self.files(), [])
+
 
 class Answers(Prepare, Workspace):
   PAIRS = [("hello%d:" % i, " world" * (i % 3 + 1) + "\n" * (i % 2)) for i in range(60)]
