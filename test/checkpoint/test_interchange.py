@@ -145,6 +145,9 @@ class Tokenizer(Trained):
       folder, _ = self.trained(**{**self.changes, "model__position": position})
       for name, source in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
         self.assertEqual(self.bytes_of(os.path.join(folder, name)), self.bytes_of("gpt2", source))
+      about = self.json_of(folder, "tokenizer_config.json")
+      self.assertEqual((about["tokenizer_class"], about["add_prefix_space"]), ("GPT2Tokenizer", False))
+      self.assertEqual({about[f"{name}_token"] for name in ("bos", "eos", "unk")}, {"<|endoftext|>"})
       if not transformers:
         continue
       text = "hello world  hello\n\n\u20ac1 he'll\t<|endoftext|>hello"
