@@ -428,6 +428,16 @@ TEST(Settings, EqualLayersAreTheModelOfThatSort) {
   EXPECT_FALSE(has("h.1.attn.c_decay.weight"));
 }
 
+TEST(Model, OperationsOfATokenAreThoseOfItsProducts) {
+  auto expect = [](const std::vector<std::string>& sets, double keys, double unused) {  // weights of no product
+    Config config = small_config("fp32", sets);
+    EXPECT_DOUBLE_EQ(flops_per_token(config), 6 * (double(parameter_count(config)) - unused + 2 * keys * 3 * 6));
+  };
+  expect({}, 11, 0);
+  expect({"attention.window=3"}, 5, 0);  // 11 (1 + 2 + 9 x 3) / (1 + ... + 11)
+  expect({"model.head.outputs=7", "data.labels=x"}, 11, 61 * 24);
+}
+
 // ---- snapshots
 
 // A model made from a snapshot continues exactly as the original model does, in all tensors, also those with strides.
