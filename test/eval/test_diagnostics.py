@@ -71,6 +71,8 @@ class Diagnostics(Workspace):
         self.assertEqual(layer["max"], sorted(layer["max"], reverse=True))
         self.assertTrue(0 < layer["median"] < layer["max"][2] < 100, layer["max"])
         self.assertEqual(layer["out_abs"][0], layer["out_abs"][1])
+        self.assertEqual(layer["zeros_by_position"], [0] * 8)
+        self.assertEqual(layer["survivors"], [(T + 1) / 2, T // 2])  # softmax: every key that a row sees
         for head in layer["heads"]:
           self.assertEqual(set(head), HEAD)
           self.assertAlmostEqual(sum(head["reach"]), 1, delta=1e-5)
