@@ -179,11 +179,14 @@ TEST(ConfigErrors, SeveralAreReportedTogether) {
                "attention.sink = \"one\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
                "sink \"none\"  [--set]\n"
                "config: batch.tokens = 1000 must be a multiple of context = 1024; use 1024  [--set]");
-  std::string many;
-  for (int i = 0; i < 100; i++) many += format("\"zzz%d\": 1, ", i);
-  std::string error = error_in("{" + many + "\"seed\": -1}");
-  EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), 8);
-  EXPECT_TRUE(error.ends_with("\nand 93 more")) << error;
+  for (auto [unknown, end] :
+       {std::pair{7, "[x.json]"}, std::pair{8, "\nand 1 more"}, std::pair{100, "\nand 93 more"}}) {
+    std::string many;
+    for (int i = 0; i < unknown; i++) many += format("\"zzz%d\": 1, ", i);
+    std::string error = error_in("{" + many + "\"seed\": -1}");
+    EXPECT_EQ(std::count(error.begin(), error.end(), '\n'), unknown == 7 ? 7 : 8);
+    EXPECT_TRUE(error.ends_with(end)) << error;
+  }
 }
 
 // The reason, between the place and the file, is nlohmann's and differs by its version.
