@@ -388,6 +388,10 @@ sys.exit(wrong is not None and wrong not in skipped and chosen in ("*", wrong))
                        (["runs", "--train"], "--train needs a value")):
       self.session(*args, code=2)
       self.assert_error(part)
+    os.remove(self.path("bin/nvcc"))
+    path = [folder for folder in os.environ["PATH"].split(":") if not os.path.exists(os.path.join(folder, "nvcc"))]
+    self.session("tests", code=2, PATH=":".join([self.path("bin"), *path]), CUDA_HOME=self.path("cuda"))
+    self.assert_error("there is no nvcc on the PATH or in %s/bin (CUDA_HOME)" % self.path("cuda"))
     self.program("nvidia-smi", "exit 9")
     self.session("tests", code=2)
     self.assert_error("there is no GPU here")
