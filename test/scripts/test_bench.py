@@ -393,8 +393,9 @@ sys.exit(wrong is not None and wrong not in skipped and chosen in ("*", wrong))
     self.session("tests", code=2, PATH=":".join([self.path("bin"), *path]), CUDA_HOME=self.path("cuda"))
     self.assert_error("there is no nvcc on the PATH or in %s/bin (CUDA_HOME)" % self.path("cuda"))
     self.program("nvidia-smi", "exit 9")
-    self.session("tests", code=2)
-    self.assert_error("there is no GPU here")
+    for args in (["tests"], ["runs", "--train", "a", "--val", "b"]):
+      self.session(*args, code=2)
+      self.assert_error("there is no GPU here")
     self.assertFalse(os.path.exists(self.out))
 
   def test_what_a_sanitizer_says(self):
