@@ -447,6 +447,9 @@ TEST(Config, PrintShowsValueAndOrigin) {
   EXPECT_EQ(line("model.head_dim"), "model.head_dim 64 channels / heads");
   EXPECT_EQ(line("train.steps"), "train.steps 1908 train.tokens / batch.tokens");
   EXPECT_EQ(line("precision"), "precision auto (bf16 on a GPU, fp32 on the CPU) default");
+  auto column = [&](const std::string& word) { return text.find(word) - text.rfind('\n', text.find(word)); };
+  EXPECT_EQ(column("x.json"), column("--set"));
+  EXPECT_EQ(column("x.json"), column("variant lssar"));
   Config scratch;
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), static_cast<long>(config_rows(scratch).size()));
 }
