@@ -84,6 +84,7 @@ class Passkey(Workspace, ScriptTest):
     entry, = self.metrics(kind="passkey")
     self.assertEqual((entry["exact"], entry["stderr"], entry["control"]), ([1, 0], 0.5, 0))  # sqrt(0.5 x 0.5 / (2 - 1))
     means = r"%5.2f %6.2f" % (sum(entry["nll"]) / 2, sum(entry["rank"]) / 2)
+    self.assertIn("\n length |    0    1 |   all +- ", done.stdout)
     self.assertRegex(done.stdout, rf"\n +80 \|  100    0 \|  50\.0  50\.0  \| {re.escape(means)} \|     0\.0\n")
     self.assertRegex(done.stdout, r"\n +32 to     63 \|  50\.0 of 2 prompts\n")
 
