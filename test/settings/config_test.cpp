@@ -475,6 +475,7 @@ TEST(Config, HelpNamesEveryKeyAndVariant) {
   expect_has(help, {"default as many as fit, at most 64; [1, 65535], or 0 for that default\n",
                     "seed                          seed of the initial weights, the data order and sampling\n"
                     "                                integer, default 1337; [0, 18446744073709551615]\n",
+                    "\n\nVariants (attention.variant) and what they change",
                     "softmax1",  // the name by which attention.sink = one is known
                     "  sigmoid_gated                 gate.activation sigmoid, gate.bias false\n"});
 }
