@@ -42,6 +42,8 @@ class Ends(RankRuns):
   def test_the_parent_is_killed(self):
     process = self.under_way("--gpus", "3", **{**ENDLESS, "batch__tokens": 96})
     self.assertEqual(sorted(self.ranks()), [0, 1, 2])
+    for one in self.ranks().values():  # Ctrl-C reaches the parent alone
+      self.assertEqual(os.getpgid(one), one)
     process.kill()
     end = time.monotonic() + 2
     while self.ranks() and time.monotonic() < end:
