@@ -55,6 +55,8 @@ TEST(AttentionDispatch, TakesTheFirstFamilyThatSupportsTheCall) {
   suits = false;
   EXPECT_EQ(called({1, 8, 1, 16}), 0);
   EXPECT_EQ(called({1, 8, 1, 16}, "stub"), 1);
+  settings.sink = Sink::learned;
+  EXPECT_THROW(called({1, 8, 1, 16}, "stub"), Failure);  // without an array of sinks
   families_of<float>(kind) = others;
 }
 
