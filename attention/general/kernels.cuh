@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       __syncthreads();  // the keys have been read, the maxima written
       load_stream<Tile>(stream_tile, v, j0, chunk0);
       if constexpr (Policy::RESCALES) {
-        float top[E], factor[E];
+        float top[E];
         read_neighbours(top, partial + mine.held);
 #pragma unroll 1  // more at a time would spill
         for (int n = 1; n < Tile::SHARERS; n++) {
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
           read_neighbours(other, partial + n * Tile::HELD + mine.held);
           for (int e = 0; e < E; e++) top[e] = max(top[e], other[e]);
         }
-        for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { factor[e] = policy.rescale(s, top[e]); });
-        if (mine.first == 0) write_neighbours(factors + mine.held, factor);
+        for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { top[e] = policy.rescale(s, top[e]); });  // now factors
+        if (mine.first == 0) write_neighbours(factors + mine.held, top);
       }
 
       // Weights
