@@ -1,19 +1,25 @@
 // The last rows of one head at lengths far beyond training, against float64: what sums over that many keys, lssar's
 // power and the rounding of large scores cost. With FULL=1 up to 131,072 keys: docs/results/far_keys.md has the errors
-// that it prints. On the CPU layer alone, which can run a kernel's first blocks without the others.
-#include "kernels/gpu.cuh"
-#ifdef PLUSGPT_CPU
+// that it prints. Every family that suits the device, on a GPU in full; on the CPU layer, which can run a kernel's first
+// blocks without the others, those that have the last rows.
 #include <cstdlib>
 #include <map>
 
-#include "emulation/cpu/blocks.h"
 #include "test/attention/attention_reference.h"
 
 #include <gtest/gtest.h>
 
+#include "attention/family.h"
 #include "attention/prepare.cuh"
 #include "settings/config.h"
 #include "test/support/device.h"
+
+#ifdef PLUSGPT_CPU
+#include "emulation/cpu/blocks.h"
+static void run_blocks(uint64_t most) { cpu::most_blocks = most; }
+#else
+static void run_blocks(uint64_t) {}
+#endif
 
 namespace {
 
@@ -49,10 +55,14 @@ template <class T> class LastRows {
     }
   }
 
-  // Compares the last rows with a reference that begins with the prepared q and k, as the kernel does. error[0], [1]:
-  // the largest of that error and of the error with the preparation, as shares of the largest number of these rows.
-  void check(double (&error)[2]) {
-    DeviceArray<T> x(qkv_), out(shape_.out_size()), scale(std::vector<T>{from_float<T>(0.43f)});
+  // The largest error of the last rows against a reference that begins with the prepared q and k, as the kernel does,
+  // and of that with the preparation, as shares of the largest number of these rows.
+  struct Errors {
+    double kernel = 0, whole = 0;
+  };
+  // Compares the last rows of each family, whose name is the key of its errors.
+  void check(std::map<std::string, Errors>& errors) {
+    DeviceArray<T> x(qkv_), scale(std::vector<T>{from_float<T>(0.43f)});
     DeviceArray<float> norms(2 * shape_.rows());
     DeviceArray<float2> angles(rope_), c(as_two_floats(bias_));
     AttentionCall<T> call = s_.call<T>(shape_);
@@ -60,23 +70,29 @@ template <class T> class LastRows {
     if (!bias_.empty()) call.bias = c;
     if (!rope_.empty()) call.rope = angles;
     prepare_forward<T>(x, call);
-    cpu::most_blocks = 1;  // the last rows are in the first block, or two
-    if (shape_.T % 32 && shape_.T > 32) cpu::most_blocks = 2;
-    attention_forward<T>(out, nullptr, x, call, false);
-    cpu::most_blocks = UINT64_MAX;
-    std::vector<T> prepared = x.download(), all = out.download();
+    std::vector<T> prepared = x.download();
     int first = std::max(0, shape_.T - ROWS);
     auto last = [&](auto values) { return decltype(values)(values.begin() + shape_.out(0, first, 0), values.end()); };
     auto exact = [&](const Numbers<Exact>& qkv) {
       return last(ref_attention<Exact>(s_, shape_, qkv, {}, first, bias_));
     };
-    std::vector<T> got = last(all);
     auto expected = exact(widen<Exact>(prepared)),
          from_raw = exact(ref_prepare<Exact>(s_, shape_, widen<Exact>(qkv_), rope_, {as_double(from_float<T>(0.43f))}));
     auto plain = last(ref_attention<Naive<T>>(s_, shape_, widen<Naive<T>>(prepared), {}, first, bias_));
-    expect_close(format("%s, last rows of %d", name_.c_str(), shape_.T), got, expected, plain, u<T>);
-    error[0] = std::max(error[0], deviation(got, expected).error);
-    error[1] = std::max(error[1], deviation(got, from_raw).error);
+    for (const Family<T>& family : families_of<T>(s_.kind)) {
+      DeviceArray<T> out(shape_.out_size());
+      if (!family.suits_device() || !family.supports(call, {x, out})) continue;
+      call.family = family.name;
+      run_blocks(shape_.T % 32 && shape_.T > 32 ? 2 : 1);  // the first block, or two, have the last rows
+      attention_forward<T>(out, nullptr, x, call, false);
+      run_blocks(UINT64_MAX);
+      std::vector<T> got = last(out.download());
+      std::string what = format("%s, %s, last rows of %d", name_.c_str(), family.name, shape_.T);
+      expect_close(what, got, expected, plain, u<T>);
+      Errors& error = errors[family.name];
+      error.kernel = std::max(error.kernel, deviation(got, expected).error);
+      error.whole = std::max(error.whole, deviation(got, from_raw).error);
+    }
   }
 
  private:
@@ -96,10 +112,14 @@ template <class T> void check_every_variant() {
   variants.insert(variants.begin(), std::begin(kind_names), std::end(kind_names));
   for (const std::string& variant : variants) {
     Config config = parse_config("{}", "", {"attention.variant=" + variant});
-    double error[2] = {};
+    std::map<std::string, typename LastRows<T>::Errors> errors;
     if (!attention_is_built(config.attention.kind)) continue;
-    for (int length : lengths) LastRows<T>(variant, config, length).check(error);
-    printf("| %s | %s | %.1e | %.1e |\n", variant.c_str(), sizeof(T) == 4 ? "fp32" : "bf16", error[0], error[1]);
+    for (int length : lengths) LastRows<T>(variant, config, length).check(errors);
+    bool refused = !on_cpu && sizeof(T) == 4 && config.attention.bias != Bias::none;  // attention_check()
+    EXPECT_EQ(errors.empty(), refused) << variant;
+    for (const auto& [family, error] : errors)
+      printf("| %s | %s, %s | %.1e | %.1e |\n", variant.c_str(), sizeof(T) == 4 ? "fp32" : "bf16", family.c_str(),
+             error.kernel, error.whole);
     fflush(stdout);
   }
 }
@@ -108,4 +128,3 @@ TEST(LongFar, Fp32) { check_every_variant<float>(); }
 TEST(LongFar, Bf16) { check_every_variant<bf16>(); }
 
 }  // namespace
-#endif
