@@ -27,7 +27,7 @@ WITHOUT_HOPPER := $(if $(filter cpu,$(BACKEND))$(filter 90a,$(ARCH)),,hopper)
 FAMILIES := $(filter-out $(WITHOUT_HOPPER),$(patsubst attention/%/kernels.cuh,%,$(wildcard attention/*/kernels.cuh)))
 FOR_TESTS := $(if $(filter cpu,$(BACKEND)),$(filter-out general,$(FAMILIES)))
 INSTANCES := $(foreach family,$(FAMILIES),$(ATTN:%=$(BUILD)/attention/$(family)/%.cu))
-OBJECTS := $(SOURCES:%=$(BUILD)/%.o) $(INSTANCES:=.o)
+OBJECTS := $(INSTANCES:=.o) $(SOURCES:%=$(BUILD)/%.o)  # those that take longest first
 TRAIN_OBJECTS := $(filter-out $(FOR_TESTS:%=$(BUILD)/attention/%/%),$(OBJECTS))
 # test/ROOM/*_test are one program, test_ROOM, where a room is host code; elsewhere test/ROOM/NAME_test is test_NAME.
 TEST_ROOMS := data settings checkpoint eval training

@@ -99,19 +99,24 @@ inline Seconds seconds(const std::function<void()>& run) {
 
 constexpr int TRIAL_TURNS = 5;
 
+// What is changed, and which times of changed / now were predicted (LOG.md has the reasons).
+struct Question {
+  std::string text, predicted;
+};
+
 inline void print_trial_head() {
   printf(
-      "| question | where | now, ms (least to most) | TFLOP/s | changed, ms (least to most) | TFLOP/s "
-      "| changed / now (least to most) | answer | same bits |\n|---|---|---|---|---|---|---|---|---|\n");
+      "| question | predicted | changed / now (least to most) | answer | where | now, ms (least to most) | TFLOP/s "
+      "| changed, ms (least to most) | TFLOP/s | same bits |\n|---|---|---|---|---|---|---|---|---|---|\n");
 }
 // A row of that table. now and changed: seconds of one run; each is called once a turn. The answer is only "faster" or
 // "slower" if every turn says so. The times of the CPU layer are no answer about a GPU, so none is measured there.
-inline void print_trial(const std::string& question, const std::string& where, double flops,
+inline void print_trial(const Question& question, const std::string& where, double flops,
                         const std::function<double()>& now, const std::function<double()>& changed,
                         const std::string& same_bits) {
   if (on_cpu) {
-    printf("| %s | %s | - | - | - | - | - | not measured on a CPU | %s |\n", question.c_str(), where.c_str(),
-           same_bits.c_str());
+    printf("| %s | %s | - | not measured on a CPU | %s | - | - | - | - | %s |\n", question.text.c_str(),
+           question.predicted.c_str(), where.c_str(), same_bits.c_str());
     return;
   }
   struct Sorted {
@@ -127,9 +132,9 @@ inline void print_trial(const std::string& question, const std::string& where, d
     before.add(a), after.add(b), ratio.add(b / a);
   }
   const char* answer = ratio.values.back() < 1 ? "faster" : ratio.values.front() > 1 ? "slower" : "no difference seen";
-  printf("| %s | %s | %s | %.0f | %s | %.0f | %s | %s | %s |\n", question.c_str(), where.c_str(),
-         before.text(1e-3).c_str(), flops / before.median() * 1e-12, after.text(1e-3).c_str(),
-         flops / after.median() * 1e-12, ratio.text(1).c_str(), answer, same_bits.c_str());
+  printf("| %s | %s | %s | %s | %s | %s | %.0f | %s | %.0f | %s |\n", question.text.c_str(), question.predicted.c_str(),
+         ratio.text(1).c_str(), answer, where.c_str(), before.text(1e-3).c_str(), flops / before.median() * 1e-12,
+         after.text(1e-3).c_str(), flops / after.median() * 1e-12, same_bits.c_str());
   fflush(stdout);
 }
 

@@ -29,10 +29,11 @@ void cublas_check(cublasStatus_t status, const char* what, int line) {
 }
 #define CUBLAS_CHECK(expression) cublas_check((expression), #expression, __LINE__)
 
-size_t workspace_size = MATMUL_WORKSPACE;  // matmul_workspace() changes it
+size_t workspace_size = MATMUL_WORKSPACE;  // matmul_workspace() changes both
+int most_parts = MATMUL_PARTS;             // of k, where we divide it ourselves
 constexpr int CANDIDATES = 24, FINALISTS = 4;
-constexpr int MOST_PARTS = 12, LEAST_PART = 512;  // of k, where we divide it ourselves
-constexpr float FAILED = 1e30f;                   // the time of a candidate that does not run
+constexpr int LEAST_PART = 512;  // of k
+constexpr float FAILED = 1e30f;  // the time of a candidate that does not run
 
 template <class T> constexpr cudaDataType_t data_type = CUDA_R_32F;
 template <> constexpr cudaDataType_t data_type<bf16> = CUDA_R_16BF;
@@ -179,7 +180,7 @@ bool runs(const Plan& plan, const Algorithm& algorithm) {
          check.workspaceSize <= workspace_size;
 }
 
-// Adds the first few with k in 2 to MOST_PARTS parts. The gradient of a weight has fewer tiles than a GPU has
+// Adds the first few with k in 2 to most_parts parts. The gradient of a weight has fewer tiles than a GPU has
 // multiprocessors, and a sum over all rows: only further parts of k fill whole waves. The heuristic knows few.
 template <class TIn, class TOut>
 void add_parts_of_k(std::vector<Algorithm>& algorithms, const Plan& plan, const Matmul<TIn, TOut>& p) {
@@ -193,7 +194,7 @@ void add_parts_of_k(std::vector<Algorithm>& algorithms, const Plan& plan, const 
                                           sizeof divisible, &written) != CUBLAS_STATUS_SUCCESS ||
         !divisible)
       continue;
-    for (int32_t parts = 2; parts <= std::min(MOST_PARTS, p.k / LEAST_PART); parts++) {
+    for (int32_t parts = 2; parts <= std::min(most_parts, p.k / LEAST_PART); parts++) {
       Algorithm divided = algorithms[i];
       auto configure = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto value) {
         CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&divided.opaque, attribute, &value, sizeof value));
@@ -399,12 +400,12 @@ void matmul_release(cudaStream_t stream) {
   workspaces().erase(found);
 }
 
-void matmul_workspace(size_t bytes) {
+void matmul_workspace(size_t bytes, int parts) {
   CUDA_CHECK(cudaDeviceSynchronize());  // products may still use the memory
   for (auto& [stream, memory] : workspaces()) CUDA_CHECK(cudaFree(memory));
   workspaces().clear();
   device().choices.forget();
-  workspace_size = bytes;
+  workspace_size = bytes, most_parts = parts;
 }
 
 MatmulChoices* matmul_choices() { return &device().choices; }
