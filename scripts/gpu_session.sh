@@ -5,9 +5,10 @@
 #   [OUT=gpu_out] [COMMIT=abc123] bash scripts/gpu_session.sh [--train GLOB --val GLOB] [--tokens 26214400] PART...
 #   bash scripts/gpu_session.sh --rehearse PART...     the same, small, with the CPU build: does everything run?
 #
-#   first      if there are only ten minutes: a quick build, every kernel's tests, dry runs, ten steps of GPT-2 124M in
-#              bf16, make bench QUICK=1; a table, and an archive with all that a reader elsewhere needs to mend the code
+#   first      if there are only ten minutes: the trainer alone, ten steps of GPT-2 124M in bf16; then every kernel's
+#              tests, dry runs, make bench QUICK=1; an archive with all that a reader elsewhere needs to mend the code
 #   ask        the open questions of bench/LOG.md: kernels with one change beside the kernels as they are
+#   far        the last of 131,072 rows of every kind of attention, against float64
 #   tests      builds for the GPU of this machine and runs every test program on it
 #   sanitize   small shapes of the kernels' tests under compute-sanitizer: memcheck, racecheck, synccheck
 #   bench      make bench, and its differences from the bench/results/gpu.json of before
@@ -15,10 +16,14 @@
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
 #              at 1K to 16K on those of --val (scripts/sweep.py)
 #
-# Logs and results go to $OUT, a short table is printed last; exit 1 if a part failed. CPPFLAGS and LDFLAGS reach make,
-# for headers and libraries that lie elsewhere: a machine without network needs, of /usr/include, nlohmann, CLI and
-# gtest, and libgtest*.a, 3 MB in all. COMMIT names the sources where there is no git; PYTHON is one that has
-# PyTorch; BUILD and SCRATCH are other folders than build/cuda (build/cpu in a rehearsal) and build/gpu_session.
+# What is missing is named first, with what installs it and what is left out. Logs and results go to $OUT and its
+# archive $OUT.tar.gz, a short table is printed last; exit 1 if a part failed or was left out. The guide is
+# docs/gpu_session.md.
+#   DEPS      a folder with headers and libraries (in include/ and lib/, as in /usr) for a machine without network: of
+#             /usr/include nlohmann, CLI and gtest, of its libraries libgtest*.a, 3 MB in all
+#   PYTHON    one that has PyTorch; NCCL and cuBLAS are also found among its packages
+#   CXX, CPPFLAGS, LDFLAGS reach make; COMMIT names the sources where there is no git; BUILD and SCRATCH are other
+#   folders than build/cuda (build/cpu in a rehearsal) and build/gpu_session
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 . scripts/common.sh
@@ -32,19 +37,19 @@ export train_shards='' val_shards='' rehearse='' tokens=26214400
 parts=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    -h | --help) sed -n '2,21s/^# \{0,1\}//p' scripts/gpu_session.sh; exit 0 ;;
+    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' scripts/gpu_session.sh; exit 0 ;;
     --train | --val | --tokens)
       [ $# -gt 1 ] || stop "$1 needs a value"
       case "$1" in --train) train_shards=$2 ;; --val) val_shards=$2 ;; *) tokens=$2 ;; esac
       shift ;;
     --rehearse) rehearse=1 ;;
-    first | ask | tests | sanitize | bench | peers | runs) parts+=("$1") ;;
+    first | ask | far | tests | sanitize | bench | peers | runs) parts+=("$1") ;;
     *) stop "unknown argument \"$1\" (--help)" ;;
   esac
   shift
 done
 case $train_shards in '' | /*) ;; *) train_shards=$PWD/$train_shards ;; esac
-[ ${#parts[@]} -gt 0 ] || stop "name the parts to run: first ask tests sanitize bench peers runs (--help)"
+[ ${#parts[@]} -gt 0 ] || stop "name the parts to run: first ask far tests sanitize bench peers runs (--help)"
 case "${rehearse:+rehearsed }${parts[*]}" in
   rehearsed*) ;;
   *runs*) [ "${train_shards:+1}${val_shards:+1}" = 11 ] || stop "runs needs --train GLOB and --val GLOB" ;;
@@ -74,9 +79,10 @@ else
   export PATH=$PATH:$cuda/bin BACKEND=cuda build=${BUILD:-build/cuda}
 fi
 mkdir -p "$out"
+. scripts/gpu/needs.sh
 
 summary=()
-tables=()
+tables=("$out/needs.md")
 failed=0
 for part in "${parts[@]}"; do
   phase "$part"
@@ -90,10 +96,16 @@ for part in "${parts[@]}"; do
   [ "$status" = 0 ] || failed=1
   summary+=("| $part | $((SECONDS - start)) s | $result | $(paste -sd ';' "$work/note" 2>/dev/null | sed 's/;/; /g') |")
   if [ -f "$work/table" ]; then cp "$work/table" "$out/$part.md" && tables+=("$out/$part.md"); fi
+  # packed after each part: the machine may be taken away
+  {
+    if [ -n "$rehearse" ]; then
+      echo "A REHEARSAL with the programs of $build: nothing here says anything about a GPU."
+    else nvidia-smi --query-gpu=name,driver_version --format=csv,noheader; fi
+    printf '%s\n' '' '| part | time | result | |' '|---|---|---|---|' "${summary[@]}"
+  } > "$out/summary.md"
+  tar -czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")"
 done
-[ ${#tables[@]} = 0 ] || tail -n +1 "${tables[@]}"
-if [ -n "$rehearse" ]; then
-  printf '\nA REHEARSAL with the programs of %s: nothing here says anything about a GPU.\n' "$build"
-else printf '\n%s\n' "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader)"; fi
-printf '%s\n' '| part | time | result | |' '|---|---|---|---|' "${summary[@]}"
+tail -n +1 "${tables[@]}"
+echo
+cat "$out/summary.md"
 exit $failed

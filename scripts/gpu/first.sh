@@ -1,17 +1,15 @@
 #!/usr/bin/env bash
-# The ten minutes on a GPU that may be the only ones: the most important first, each program with a log and a time limit
-# of its own, so that what fails or hangs hides nothing else. $out/first.tar.gz has the logs, and what it takes to mend
-# the code elsewhere: the reports of ptxas, the disassembly of what failed, the machine, the choices of cuBLASLt.
-# FIRST_TESTS names other test programs to run after test_hopper; FIRST_SECONDS (520) and TEST_SECONDS (90) are the
-# limits of all and of one test program.
+# The ten minutes on a GPU that may be the only ones: the most important first, which is that the trainer trains. Each
+# program has a log and a time limit of its own, so that what fails or hangs hides nothing else. $out/first.tar.gz has
+# the logs, and what it takes to mend the code elsewhere: the reports of ptxas, the disassembly of what failed, the
+# machine, the choices of cuBLASLt. FIRST_TESTS names other test programs to run after test_hopper; FIRST_SECONDS (520)
+# and TEST_SECONDS (90) are the limits of all and of one test program.
 # shellcheck disable=SC2317,SC2086  # steps call functions by name; lists of words
 . scripts/gpu/part.sh
 logs=$work/logs
 mkdir -p "$logs"
 failed=0
 deadline=$((SECONDS + ${FIRST_SECONDS:-520}))
-# runs/ and the choices of this session alone
-train=(env -C "$work" XDG_CACHE_HOME="$work/cache" "$(realpath -m "$quick_build")/train")
 
 # row PROGRAM SECONDS RESULT CASE: a line of the last table. The archive is packed anew each time: the machine may be
 # taken away before the end.
@@ -129,7 +127,10 @@ built() {
   (cd "$quick_build" && find . -name '*.ptxas' -print0 | xargs -0r tar -czf "$logs/ptxas.tar.gz")
   echo "built"
 }
-brief() { python3 scripts/bench_table.py --brief "$quick_build/quick.json"; }
+brief() {
+  cp "$quick_build/quick.json" "$out"
+  python3 scripts/bench_table.py --brief "$out/quick.json"
+}
 losses_and_speed() {
   cp "$metrics" "$logs/metrics_$variant.jsonl"
   python3 - "$metrics" << 'PYTHON'
@@ -140,6 +141,11 @@ loss = [f"{steps[at]['loss']:.3f}" for at in (0, -1)]
 print(f"{speed:,.0f} tokens/s (median of steps 4 to {len(steps)}), loss {loss[0]} to {loss[1]}")
 PYTHON
 }
+ten_steps() {
+  variant=$1 metrics=$work/runs/gpu_first_$1/metrics.jsonl
+  step "ten steps, $1" 90 losses_and_speed "${train[@]}" --overwrite --set "attention.variant=$1" \
+    --set "name=gpu_first_$1" --set train.steps=10 --set optimizer.warmup_steps=2 --set log.every=1
+}
 
 # ---- in the order of what must be known
 
@@ -148,18 +154,16 @@ smi() { timeout 20 nvidia-smi "$@"; }
 row machine "$SECONDS" "$(nproc) cores, $(smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit \
   --format=csv,noheader 2>/dev/null | head -n 1 || echo 'no GPU')" ""
 
-missing=$(
-  for header in nlohmann/json.hpp CLI/CLI.hpp gtest/gtest.h; do
-    echo "#include <$header>" | "${CXX:-g++}" ${CPPFLAGS:-} -std=c++20 -E -x c++ - >/dev/null 2>&1 ||
-      printf '%s ' "$header"
-  done
-  command -v python3 >/dev/null || echo python3
-)
-[ -z "$missing" ] ||
-  { failed=1; row "what it needs" 0 "MISSING: $missing" "bash scripts/install_deps.sh --tests installs it"; }
+small_training
+step "build the trainer" 300 built make "${quick[@]}" "${one_kind[@]}" "$quick_build/train"
+ten_steps softmax
 
 tests=${FIRST_TESTS-matmul portability kernels attention prepare gate model}
 if has_hopper; then tests="hopper $tests"; fi
+if ! has gtest; then
+  failed=1 tests=''
+  row tests 0 "LEFT OUT: gtest is missing" ""
+fi
 first_tests='' other_tests=''
 for name in $tests; do
   case $name in hopper | matmul) first_tests+=" $name" ;; *) other_tests+=" $name" ;; esac
@@ -167,30 +171,17 @@ done
 
 programs() { [ $# = 0 ] || printf "$quick_build/test_%s\n" "$@"; }
 mapfile -t targets < <(programs $first_tests)
-step "build the trainer" 300 built make "${quick[@]}" "$quick_build/train"
-step "build$first_tests" 200 built make "${quick[@]}" -k "${targets[@]}"
+step "build lssar's trainer$first_tests" 200 built make "${quick[@]}" "${two_kinds[@]}" -k "$quick_build/train" \
+  "${targets[@]}"
 for name in $first_tests; do CUBLASLT_LOG_LEVEL=1 test_program "$name"; done
-
-config=$PWD/configs/gpt2_124m_softmax.json settings=(--set batch.tokens=131072 --set batch.micro=32)
-if [ -n "$rehearse" ]; then
-  config=$PWD/configs/quickstart.json settings=(--set batch.tokens=512 --set batch.micro=4)
-  own_shards 256 100000
-fi
-own_shards 50257 1400000
-settings+=(--set eval.every=0 --set "data.train=$train_shards")
+ten_steps lssar
 for precision in bf16 fp32; do
-  step "dry run, $precision" 90 last_line "${train[@]}" "$config" --dry-run "${settings[@]}" \
-    --set "precision=$precision"
-done
-for variant in softmax lssar; do
-  metrics=$work/runs/gpu_first_$variant/metrics.jsonl
-  step "ten steps, $variant" 90 losses_and_speed "${train[@]}" "$config" --overwrite "${settings[@]}" \
-    --set "attention.variant=$variant" --set "name=gpu_first_$variant" --set train.steps=10 \
-    --set optimizer.warmup_steps=2 --set log.every=1 --set checkpoint.every=0 --set checkpoint.at_end=false
+  step "dry run, $precision" 90 last_line "${train[@]}" --dry-run --set "precision=$precision"
 done
 
 mapfile -t targets < <(programs $other_tests)
-step "build the other tests" 200 built make "${quick[@]}" -k "${targets[@]}"
+step "build the rest" 200 built make "${quick[@]}" "${two_kinds[@]}" -k "${targets[@]}" \
+  "$quick_build"/bench_{kernels,attention,step}
 for name in $other_tests; do test_program "$name"; done
-step "make bench QUICK=1" 150 brief make "${quick[@]}" bench QUICK=1
+step "make bench QUICK=1" 150 brief make "${quick[@]}" "${two_kinds[@]}" bench QUICK=1
 exit "$failed"

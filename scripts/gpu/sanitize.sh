@@ -2,7 +2,8 @@
 # Small shapes of the kernels' tests under compute-sanitizer. A tool that the device or the driver refuses has found
 # nothing: its log has no SUMMARY line.
 . scripts/gpu/part.sh
-command -v compute-sanitizer >/dev/null || { note "there is no compute-sanitizer"; exit 1; }
+need compute-sanitizer
+need gtest
 make BUILD="$build" "$build"/test_{portability,kernels,attention,hopper,prepare,gate} ||
   { note "the build failed"; exit 1; }
 failed=0 clean=0 total=0 log=$work/log

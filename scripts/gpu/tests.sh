@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds for this GPU and runs every test program.
 . scripts/gpu/part.sh
+need gtest
 make BUILD="$build" tests train || { note "the build failed"; exit 1; }
 make BUILD="$build" test 2>&1 | tee "$work/log"
 status=${PIPESTATUS[0]}
