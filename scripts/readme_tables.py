@@ -6,6 +6,8 @@
                                                                                means over seeds; passkey: the same
     python3 scripts/readme_tables.py length bench/results/length_cpu.json      what sweep.py --results wrote
     python3 scripts/readme_tables.py variants bench/results/length_long_cpu.json    the losses beside each variant
+    python3 scripts/readme_tables.py gpu gpu_out                               all that gpu_session.sh has measured; its
+                                                                               .json go to bench/results/
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
 A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. bench_table.py writes those of speed.
@@ -13,15 +15,17 @@ A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. ben
 import glob
 import os
 import re
+import shutil
 import statistics
 import sys
 
+import bench_table
 import expected
 import metrics
 import report
 import results
 import section_sweep
-from common import run as run_main, stop
+from common import read_json, run as run_main, stop
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 PAGES = ("README.md", "bench/README.md", "bench/TORCH.md", "bench/LOG.md", "docs/results/*.md")
@@ -67,22 +71,47 @@ def made_by(runs):
   return f"{', '.join(sorted({str(run.step()) for run in runs}))} steps, commit {values[0]}, {values[1]}."
 
 
+def sweep_tables(result):
+  losses, *differences, note = section_sweep.texts(result)
+  return "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
+
+
+def from_gpu(folder):
+  """Fills the blocks NAME_gpu of all that gpu_session.sh has left in its folder. Returns their names."""
+  text = lambda name: open(os.path.join(folder, name), encoding="utf-8").read()
+  files = set(os.listdir(folder)) if os.path.isdir(folder) else stop(f"{folder} is not a folder of gpu_session.sh")
+  if "summary.md" not in files or text("summary.md").startswith("A REHEARSAL"):
+    stop(f"{folder} has no results of a GPU: its summary.md is missing, or a rehearsal's")
+  made = {"speed": bench_table.speed, "peers": bench_table.peers, "runs": sweep_tables}
+  sources = {"speed": "gpu.json" if "gpu.json" in files else "quick.json", "peers": "peers_gpu.json",
+             "runs": "runs.json", "ask": "ask.md", "far": "far.md", "session": "summary.md"}
+  filled = [name for name, file in sources.items() if file in files]
+  for name in filled:
+    path = os.path.join(folder, sources[name])
+    replace_block(name + "_gpu", made[name](read_json(path)) if name in made else text(sources[name]))
+    if name in made and sources[name] != "quick.json":
+      shutil.copy(path, os.path.join(bench_table.RESULTS, "runs_gpu.json" if name == "runs" else sources[name]))
+  return filled
+
+
 def main():
   if len(sys.argv) < 3:
     print(__doc__)
     sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
   name, sources = sys.argv[1], sys.argv[2:]
+  if name == "gpu":
+    print("filled: " + ", ".join(from_gpu(sources[0])))
+    return
   if sources == ["-"]:
     content = sys.stdin.read()
   elif sources[0].endswith(".json"):
     result = results.read(sources[0])
-    losses, *differences, note = section_sweep.texts(result)
-    if name == "quickstart":
-      losses, note = expected.table(result)[0], section_sweep.note(result)
     if name == "variants":
       content = with_losses(result)
+    elif name == "quickstart":
+      content = expected.table(result)[0] + "\n\n" + section_sweep.note(result)
     else:
-      content = "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
+      content = sweep_tables(result)
   else:
     runs = [metrics.Run(folder) for folder in sources]
     content = report.answers(runs) + "\n\n" + made_by(runs) + " " + report.CAPTION

@@ -1,7 +1,7 @@
 // The last rows of one head at lengths far beyond training, against float64: what sums over that many keys, lssar's
 // power and the rounding of large scores cost. With FULL=1 up to 131,072 keys: docs/results/far_keys.md has the errors
-// that it prints. Every family that suits the device, on a GPU in full; on the CPU layer, which can run a kernel's first
-// blocks without the others, those that have the last rows.
+// that it prints. Every family that suits the device: on a GPU in full; on the CPU layer, which can run a kernel's
+// first blocks without the others, only those that have the last rows.
 #include <cstdlib>
 #include <map>
 

@@ -69,6 +69,28 @@ class Tables(ScriptTest):
     self.assertRegex(summary, r"\| lssar \| 10,240 \| 50\.0% \| 12\.8% \| 100\.0 \(90\.0 to 120\.0\) \|")
     self.assertRegex(summary, r"\| mlp forward \| 1000 \| 25% \|")
 
+  def test_all_results_of_a_gpu_fill_their_tables(self):
+    self.collect()
+    self.write("README.md", "".join(f"<!-- table:{name}_gpu -->\nold\n<!-- /table -->\n"
+                                    for name in ("speed", "ask", "far", "session", "peers")))
+    os.mkdir(self.out)
+    fill = lambda code=0: self.run_script(self.path("scripts/readme_tables.py"), "gpu", self.out, code=code)
+    self.write("out/summary.md", "A REHEARSAL with build/cpu")
+    fill(code=2)
+    self.assert_error("has no results of a GPU")
+    for name in ("summary", "ask", "far"):
+      self.write(f"out/{name}.md", f"| {name} | new |\n")
+    shutil.copy(self.path("bench/results/cpu.json"), self.path("out/quick.json"))
+    self.assertEqual(fill(), "filled: speed, ask, far, session\n")
+    self.assertFalse(os.path.exists(self.path("bench/results/gpu.json")))  # a quick one is not kept
+    os.rename(self.path("out/quick.json"), self.path("out/gpu.json"))
+    fill()
+    self.assertEqual(self.json_of("bench/results/gpu.json"), self.result())
+    with open(self.path("README.md"), encoding="utf-8") as file:
+      speed, ask, far, session, peers = re.findall(r"_gpu -->\n(.*?)\n<!-- /table", file.read(), re.DOTALL)
+    self.assertIn("| lssar | 10,240 |", speed)
+    self.assertEqual((ask, far, session, peers), ("| ask | new |", "| far | new |", "| summary | new |", "old"))
+
   def test_a_quick_measurement_does_not_replace_the_kept_one(self):
     paths = [self.write(name + ".json", json.dumps(part)) for name, part in self.parts.items()]
     self.table("--collect", "--out", self.path("quick.json"), *paths)
