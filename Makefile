@@ -31,7 +31,8 @@ OBJECTS := $(INSTANCES:=.o) $(SOURCES:%=$(BUILD)/%.o)  # those that take longest
 TRAIN_OBJECTS := $(filter-out $(FOR_TESTS:%=$(BUILD)/attention/%/%),$(OBJECTS))
 # test/ROOM/*_test are one program, test_ROOM, where a room is host code; elsewhere test/ROOM/NAME_test is test_NAME.
 TEST_ROOMS := data settings checkpoint eval training
-OTHERWISE := $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cpp) $(WITHOUT_HOPPER:%=test/kernels/%_% test/attention/%_%)
+OTHERWISE := $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cpp) $(if $(filter ptx,$(BACKEND)),,test/emulation/ptx_%) \
+  $(WITHOUT_HOPPER:%=test/kernels/%_% test/attention/%_%)
 TEST_SOURCES := $(filter-out $(OTHERWISE),$(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp)))
 room_of = $(word 2,$(subst /, ,$(1)))
 test_program = $(BUILD)/test_$(or $(filter $(TEST_ROOMS),$(room_of)),$(patsubst %_test,%,$(basename $(notdir $(1)))))

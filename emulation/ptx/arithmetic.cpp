@@ -327,6 +327,7 @@ bool decode_setp(Opcode opcode, Instruction& instruction) {
                                             : nothing;
   std::string comparison;
   if (!opcode.take_last(comparison) || !opcode.done()) return false;
+  if (instruction.amount) instruction.negatable = 3;
   const auto found = std::find(std::begin(COMPARISONS), std::end(COMPARISONS), comparison);
   if (found == std::end(COMPARISONS)) return false;
   instruction.variant = int(found - COMPARISONS);
@@ -341,7 +342,7 @@ bool decode_setp(Opcode opcode, Instruction& instruction) {
   return true;
 }
 
-// ---- bf16, alone or in pairs: computed exactly enough in float64, then rounded once
+// ---- bf16, alone or in pairs: in float64, whose sums are rounded to odd, then rounded once
 
 void half_operation(Context& context, const Instruction& instruction, Mask mask) {
   const u32* operands[3] = {};
@@ -356,12 +357,12 @@ void half_operation(Context& context, const Instruction& instruction, Mask mask)
       for (int n = 0; n < 3 && operands[n]; n++) x[n] = float_of_bf16(uint16_t(operands[n][lane] >> 16 * half));
       double result = 0;
       switch (instruction.variant) {
-        case 'a': result = x[0] + x[1]; break;
-        case 's': result = x[0] - x[1]; break;
+        case 'a': result = odd_sum(x[0], x[1]); break;
+        case 's': result = odd_sum(x[0], -x[1]); break;
         case 'm': result = x[0] * x[1]; break;
-        case 'f': result = x[0] * x[1] + x[2]; break;
+        case 'f': result = odd_sum(x[0] * x[1], x[2]); break;
       }
-      results[lane] |= u32(bf16_of(float(result))) << 16 * half;
+      results[lane] |= u32(bf16_of(result)) << 16 * half;
     }
   }
   put(context, instruction.operand(0), results, mask);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cfenv>
 #include <cmath>
+#include <limits>
 #include "emulation/ptx/decode.h"
 #include "emulation/ptx/floats.h"
 #include "emulation/ptx/machine.h"
@@ -19,10 +20,10 @@ double float_value(uint64_t bits, Type type) {
   }
 }
 
-// To integers: values out of range are clamped; NaN becomes 0, in 64 bits the highest bit.
-uint64_t integer_of(double x, Type type) {
+// To integers: values out of range are clamped; NaN becomes 0, from or to 64 bits the highest bit.
+uint64_t integer_of(double x, Type type, Type from) {
   const int width = 8 * size_of(type);
-  if (std::isnan(x)) return width == 64 ? uint64_t(1) << 63 : 0;
+  if (std::isnan(x)) return width == 64 || from == Type::f64 ? uint64_t(1) << (width - 1) : 0;
   const double high = std::ldexp(1.0, is_signed(type) ? width - 1 : width), low = is_signed(type) ? -high : 0;
   if (x < low) x = low;
   if (x >= high) return is_signed(type) ? (uint64_t(1) << (width - 1)) - 1 : truncated(~uint64_t(0), type);
@@ -39,6 +40,7 @@ constexpr int ROUNDINGS[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD
 
 uint64_t float_bits(double x, Type type, int rounding) {
   if (type == Type::f64) return std::bit_cast<uint64_t>(x);
+  if (type == Type::bf16) return bf16_of(x);
   float narrow;
   {
     const Rounding during(rounding);
@@ -46,35 +48,45 @@ uint64_t float_bits(double x, Type type, int rounding) {
     volatile float rounded = float(exact);
     narrow = rounded;
   }
-  if (std::isnan(x)) narrow = canonical_nan();
-  return type == Type::bf16 ? bf16_of(narrow) : bits_of(narrow);
+  return bits_of(std::isnan(x) ? canonical_nan() : narrow);
 }
 
-// 64-bit integers to float32 directly: by way of float64 they would be rounded twice.
-float float_of_integer(uint64_t bits, Type from, int rounding) {
+double double_of_integer(uint64_t bits, Type from, int rounding) {
   const Rounding during(rounding);
   volatile uint64_t value = bits;
-  volatile float result = is_signed(from) ? float(int64_t(value)) : float(value);
+  volatile double result = is_signed(from) ? double(int64_t(value)) : double(value);
   return result;
 }
 
+// Rounded to odd (floats.h), so that the next rounding is the only one: bits that float64 would lose leave a 1 above.
+double odd_of_integer(uint64_t bits, Type from) {
+  constexpr int DIGITS = std::numeric_limits<double>::digits;
+  constexpr uint64_t LOST = (uint64_t(1) << (64 - DIGITS)) - 1;
+  const bool negative = is_signed(from) && int64_t(bits) < 0;
+  uint64_t size = negative ? 0 - bits : bits;
+  if (size >> DIGITS && size & LOST) size = (size & ~LOST) | (LOST + 1);
+  return negative ? -double(size) : double(size);
+}
+
 uint64_t converted(uint64_t bits, Type to, Type from, const Modifiers& with) {
-  if (!is_float(from)) {
+  double x;
+  if (is_float(from)) {
+    x = float_value(bits, from);
+    if (with.flush && from == Type::f32) x = flushed(float(x));
+  } else {
     bits = truncated(bits, from);
     if (!is_float(to)) return truncated(bits, to);
-    if (to == Type::f64) return std::bit_cast<uint64_t>(is_signed(from) ? double(int64_t(bits)) : double(bits));
-    return float_bits(float_of_integer(bits, from, with.rounding), to, FE_TONEAREST);
+    x = to == Type::f64 ? double_of_integer(bits, from, with.rounding) : odd_of_integer(bits, from);
   }
-  double x = float_value(bits, from);
-  if (with.flush && from == Type::f32) x = flushed(float(x));
   if (with.to_integer) {
     const Rounding during(with.rounding);
     volatile double exact = x;
     x = std::nearbyint(exact);
   }
-  if (!is_float(to)) return truncated(integer_of(x, to), to);
-  if (with.saturate) x = std::isnan(x) ? 0 : std::clamp(x, 0.0, 1.0);
-  return float_bits(x, to, with.rounding);
+  if (!is_float(to)) return truncated(integer_of(x, to, from), to);
+  if (with.saturate) x = x > 0 ? std::min(x, 1.0) : 0.0;  // NaN and -0 become +0
+  const uint64_t result = float_bits(x, to, with.rounding);
+  return with.flush && to == Type::f32 ? bits_of(flushed(float_of(uint32_t(result)))) : result;
 }
 
 void convert(Context& context, const Instruction& instruction, Mask mask) {
@@ -115,7 +127,10 @@ bool decode_convert(Opcode opcode, Instruction& instruction) {
     if (!is_float(instruction.type)) return false;
     instruction.variant |= SATURATE;
   }
-  if (opcode.take("ftz")) instruction.variant |= FLUSH;
+  if (opcode.take("ftz")) {
+    if (instruction.from != Type::f32 && instruction.type != Type::f32) return false;
+    instruction.variant |= FLUSH;
+  }
   instruction.execute = convert;
   const bool narrow_source = !instruction.operand(1).wide;  // a wider register may hold a narrow source
   if (opcode.text() == "cvt.s64.s32" && narrow_source) instruction.execute = each<widen_signed>;

@@ -16,11 +16,14 @@ constexpr uint32_t TILE_ALIGN = 1024;  // of boxes with the 128-byte swizzle, so
 
 void copy(Context& context, const Instruction& instruction, Mask mask) {
   const uint32_t bytes = instruction.amount;
+  // A last operand is src-size, or if it is a predicate, ignore-src.
+  const Operand* last = instruction.groups.size() > 3 ? &instruction.operand(3) : nullptr;
+  const Mask ignored = last && last->predicate ? true_lanes(context, *last) : 0;
   for_lanes(mask, [&](int lane) {
     const uint64_t to = address(context, instruction.operand(0), lane);
     const uint64_t from = address(context, instruction.operand(1), lane);
-    const bool cut = instruction.groups.size() > 3;
-    const uint32_t read = cut ? uint32_t(value(context, instruction.operand(3), lane)) : bytes;
+    uint32_t read = last && !last->predicate ? uint32_t(value(context, *last, lane)) : bytes;
+    if (ignored >> lane & 1) read = 0;
     const bool aligned = to % bytes == 0 && (!read || from % bytes == 0);
     if (read > bytes || !aligned) notice("cp.async with such operands", context, instruction);
     if (!context.block.history.access(context, instruction, to, bytes, true, lane)) return;
@@ -203,6 +206,7 @@ bool decode_copies(Opcode opcode, Instruction& instruction) {
     return true;
   };
   if (text == "cp.async.cg.shared.global" || text == "cp.async.ca.shared.global") {
+    if (instruction.groups.size() > 3) instruction.negatable = 3;
     return with(copy, immediate(instruction, 2));
   }
   if (text == "cp.async.commit_group") return with(commit_copies);

@@ -52,6 +52,11 @@ void decode(const std::string& text, Instruction& instruction, Kernel& kernel) {
   for (auto family :
        {decode_arithmetic, decode_convert, decode_memory, decode_warp, decode_mbarrier, decode_copies, decode_wgmma}) {
     if (family(opcode, instruction)) {
+      const Operand* negatable = instruction.negatable >= 0 ? &instruction.operand(instruction.negatable) : nullptr;
+      for (const Operand& operand : instruction.operands) {
+        if (!operand.negated || &operand == negatable) continue;
+        throw Error("an operand that cannot be negated (\"" + instruction.text + "\") in kernel " + kernel.name);
+      }
       kernel.has_products |= instruction.product;
       return;
     }

@@ -24,6 +24,7 @@ class Schedule {
  private:
   Turn run_warp(Warp& warp, int instructions);
   Turn step(Context& context, bool& moved);
+  Mask complete_group(Context& context, const Instruction& instruction, Mask mask);
   bool choose_path(Warp& warp);
   void arrive(Context& context, const Instruction& instruction);
   void open(Barrier& barrier);
@@ -123,6 +124,24 @@ Turn Schedule::run_warp(Warp& warp, int instructions) {
   return Turn::over;
 }
 
+// Of the lanes in `mask`, those that do the instruction together now: their member masks name the same lanes, which are
+// all there. 0: every group still waits for lanes.
+Mask Schedule::complete_group(Context& context, const Instruction& instruction, Mask mask) {
+  const Warp& warp = context.warp;
+  if (instruction.member_mask < 0) return mask == warp.alive() ? mask : 0;
+  const Operand& members = instruction.operand(instruction.member_mask);
+  for (Mask left = mask; left;) {
+    const auto named = Mask(value(context, members, lowest(left)));
+    Mask group = 0;
+    for_lanes(left, [&](int lane) { group |= Mask(Mask(value(context, members, lane)) == named) << lane; });
+    left &= ~group;
+    if (group & ~named) notice("member mask without the lane itself", context, instruction);
+    if (named & warp.exited) notice("member mask with lanes that have left", context, instruction);
+    if ((group & named) == (named & warp.alive())) return group;
+  }
+  return 0;
+}
+
 // One instruction of the current path. `moved`: the path is still the current one.
 Turn Schedule::step(Context& context, bool& moved) {
   Warp& warp = context.warp;
@@ -168,17 +187,19 @@ Turn Schedule::step(Context& context, bool& moved) {
       finish(context);
       return Turn::finished;
     case Flow::together: {
-      Mask needed = warp.alive();
-      if (instruction.member_mask >= 0) {
-        needed = uint32_t(value(context, instruction.operand(instruction.member_mask), lowest(mask))) & warp.all;
-        if (needed & warp.exited) notice("member mask with lanes that have left", context, instruction);
-        needed &= warp.alive();
-      }
-      if ((mask & needed) != needed) {
+      const Mask group = complete_group(context, instruction, mask);
+      if (!group) {
         path.waiting = true;
         moved = false;
-      } else {
-        execute();
+        break;
+      }
+      const Path others = {path.at, mask & ~group};
+      path.lanes &= ~others.lanes;
+      mask = group;
+      execute();
+      if (others.lanes) {
+        warp.paths.push_back(others);  // `path` is gone
+        moved = false;
       }
       break;
     }

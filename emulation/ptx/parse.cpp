@@ -3,7 +3,9 @@
 #include "emulation/ptx/parse.h"
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <cstring>
+#include <regex>
 #include "emulation/ptx/decode.h"
 #include "emulation/ptx/memory.h"
 
@@ -52,13 +54,6 @@ bool starts(const string& text, const char* with) { return text.compare(0, strle
 bool is_name(char c) { return isalnum(uint8_t(c)) || c == '_' || c == '$' || c == '%'; }
 bool is_number(const string& text) { return isdigit(uint8_t(text[0])) || (text[0] == '-' && text.size() > 1); }
 uint32_t round_up(uint32_t n, uint32_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-// Floating-point numbers are 0f and 0d with their bits in hexadecimal.
-uint64_t number(const string& text) {
-  if (text.size() > 2 && text[0] == '0' && strchr("fFdD", text[1])) return strtoull(text.c_str() + 2, nullptr, 16);
-  if (text[0] == '-') return 0 - strtoull(text.c_str() + 1, nullptr, 0);
-  return strtoull(text.c_str(), nullptr, 0);
-}
 
 Type type_of(const string& name) {
   Type type;
@@ -124,6 +119,7 @@ class Parser {
   Operand operand(const string& text);
   Operand register_operand(int reg);
   Operand symbol(const string& text);
+  uint64_t number(const string& text);
   const Constant* constant(uint64_t value, const string& key);
 
   const string& text_;
@@ -411,7 +407,7 @@ int Parser::new_register(const string& name, Type type) {
   const bool wide = size_of(type) == 8;
   uint32_t& words = kernel_->register_words;
   if (wide) words = round_up(words, 2 * LANES);
-  kernel_->registers.push_back({name, words, wide});
+  kernel_->registers.push_back({name, words, wide, type == Type::pred});
   words += wide ? 2 * LANES : LANES;
   return int(kernel_->registers.size()) - 1;
 }
@@ -475,7 +471,7 @@ void Parser::operand_group(Instruction& instruction, const string& text) {
     string address = parts.at(0);
     int64_t displacement = 0;
     if (const size_t plus = address.find('+'); plus != string::npos && find_register(address.substr(0, plus)) >= 0) {
-      displacement = strtoll(address.c_str() + plus + 1, nullptr, 0);
+      displacement = int64_t(number(address.substr(plus + 1)));
       address.resize(plus);
     }
     instruction.operands.push_back(operand(address));
@@ -490,6 +486,18 @@ void Parser::operand_group(Instruction& instruction, const string& text) {
   instruction.groups.push_back({first, int(instruction.operands.size()) - first});
 }
 
+// A constant as nvcc writes it: an integer, in decimal or after 0x, or the bits of a float32 after 0f and of a float64
+// after 0d. PTX has others (1.5, 0b101, 017, 1+2), which are refused.
+uint64_t Parser::number(const string& text) {
+  static const std::regex form("-?(0|[1-9]\\d*|0x[\\da-fA-F]+)|0f[\\da-fA-F]{8}|0d[\\da-fA-F]{16}");
+  if (!std::regex_match(text, form)) fail("the constant " + text + " is not known");
+  const bool bits = text.size() > 1 && strchr("fd", text[1]);
+  errno = 0;
+  const uint64_t size = strtoull(text.c_str() + (bits ? 2 : text[0] == '-'), nullptr, bits ? 16 : 0);
+  if (errno) fail("the constant " + text + " has more than 64 bits");
+  return text[0] == '-' ? 0 - size : size;
+}
+
 Operand Parser::operand(const string& text) {
   Operand operand;
   if (text == "_") {
@@ -498,6 +506,7 @@ Operand Parser::operand(const string& text) {
   }
   if (text[0] == '!') {
     operand = this->operand(text.substr(1));
+    if (!operand.predicate || operand.negated) fail("only a predicate can be negated, not " + text.substr(1));
     operand.negated = true;
     return operand;
   }
@@ -520,6 +529,7 @@ Operand Parser::register_operand(int reg) {
   Operand operand;
   operand.reg = reg;
   operand.wide = kernel_->registers[reg].wide;
+  operand.predicate = kernel_->registers[reg].predicate;
   operand.offset = kernel_->registers[reg].offset;
   return operand;
 }
@@ -530,7 +540,7 @@ Operand Parser::symbol(const string& text) {
   operand.wide = true;
   const size_t plus = text.find('+');
   const string name = text.substr(0, plus);
-  const int64_t offset = plus == string::npos ? 0 : strtoll(text.c_str() + plus + 1, nullptr, 0);
+  const int64_t offset = plus == string::npos ? 0 : int64_t(number(text.substr(plus + 1)));
   if (auto found = parameters_.find(name); found != parameters_.end()) {
     operand.constant = constant(found->second + offset, text);
     return operand;

@@ -55,6 +55,7 @@ struct Operand {
   const Constant* constant = nullptr;  // null for a register
   int reg = -1;                        // number of the register
   bool wide = false;                   // 64 bits per lane
+  bool predicate = false;              // of a lane
   uint32_t offset = 0;                 // of its words among those of the warp
   int64_t displacement = 0;            // [address + displacement]
   bool negated = false;                // !p
@@ -79,6 +80,7 @@ struct Instruction {
   std::vector<std::pair<int, int>> groups;  // first operand, count: {a, b} and [map, {x, y}] are one group each
   int destinations = 1;                     // leading groups that are written
   int member_mask = -1;                     // the group that names the lanes; -1: all
+  int negatable = -1;                       // the group that may be !p; -1: none
   int target = -1;                          // of a branch
   std::vector<int> reads, writes;           // registers
   // the modifiers, if one handler serves several of them
@@ -103,7 +105,7 @@ struct Kernel {
   struct Register {
     std::string name;
     uint32_t offset;
-    bool wide;
+    bool wide, predicate;
   };
 
   std::string name;

@@ -127,6 +127,7 @@ bool decode_warp(Opcode opcode, Instruction& instruction) {
   }
   if (text == "vote.sync.ballot.b32" || text == "vote.sync.any.pred" || text == "vote.sync.all.pred") {
     instruction.variant = text[strlen("vote.sync.") + 1];
+    instruction.negatable = 1;
     return together(vote, 2);
   }
   if (text == "bar.warp.sync") {
