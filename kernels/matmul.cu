@@ -7,6 +7,7 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <cmath>
 #include <compare>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "kernels/bias.cuh"
+#include "kernels/device_memory.h"
 #include "kernels/elementwise.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/profile.h"
@@ -69,16 +71,18 @@ struct Plan {
   }
 };
 
-// An algorithm as MatmulChoices keeps it: "fused" or "plain", and its bytes in hexadecimal.
+// An algorithm as MatmulChoices keeps it, which was compared with the plain product if it differs from that: "right
+// fused" or "right plain", and its bytes in hexadecimal.
 struct Choice {
   bool fused;
   Algorithm algorithm;
 };
+const std::string FUSED = "right fused ", PLAIN = "right plain ";
 
 std::string choice_text(const Choice& choice) {
   unsigned char bytes[sizeof choice.algorithm];
   std::memcpy(bytes, &choice.algorithm, sizeof bytes);
-  std::string text = choice.fused ? "fused " : "plain ";
+  std::string text = choice.fused ? FUSED : PLAIN;
   for (unsigned char byte : bytes) text += format("%02x", byte);
   return text;
 }
@@ -86,14 +90,13 @@ std::string choice_text(const Choice& choice) {
 // false: something else has written this text.
 bool read_choice(const std::string& text, Choice& choice) {
   unsigned char bytes[sizeof choice.algorithm];
-  constexpr size_t WORD = 6;  // of "fused " and "plain "
-  if (text.size() != WORD + 2 * sizeof bytes) return false;
-  if (text.find_first_not_of("0123456789abcdef", WORD) != std::string::npos) return false;
+  if (text.size() != FUSED.size() + 2 * sizeof bytes) return false;
+  if (text.find_first_not_of("0123456789abcdef", FUSED.size()) != std::string::npos) return false;
   for (size_t i = 0; i < sizeof bytes; i++)
-    bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(WORD + 2 * i, 2), nullptr, 16));
+    bytes[i] = static_cast<unsigned char>(std::stoi(text.substr(FUSED.size() + 2 * i, 2), nullptr, 16));
   std::memcpy(&choice.algorithm, bytes, sizeof bytes);
-  choice.fused = text.rfind("fused ", 0) == 0;
-  return choice.fused || text.rfind("plain ", 0) == 0;
+  choice.fused = text.starts_with(FUSED);
+  return choice.fused || text.starts_with(PLAIN);
 }
 
 struct Device {
@@ -165,11 +168,11 @@ template <class TIn, class TOut> std::unique_ptr<Plan> describe(const Matmul<TIn
 }
 
 template <class TIn, class TOut>
-cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matmul<TIn, TOut>& p, TOut* d,
-                        cudaStream_t stream) {
+cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Matmul<TIn, TOut>& p, void* workspace,
+                        size_t bytes, cudaStream_t stream) {
   float one = 1, beta = p.c ? 1 : p.beta;
-  return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &beta, p.c ? p.c : d, plan.d,
-                        d, plan.d, &algorithm.opaque, workspace(stream), workspace_size, stream);
+  return cublasLtMatmul(device().handle, plan.operation, &one, p.b, plan.a, p.a, plan.b, &beta, p.c ? p.c : p.d, plan.d,
+                        p.d, plan.d, &algorithm.opaque, workspace, bytes, stream);
 }
 
 // Whether cuBLASLt takes the algorithm, which another process may have chosen.
@@ -206,18 +209,16 @@ void add_parts_of_k(std::vector<Algorithm>& algorithms, const Plan& plan, const 
   }
 }
 
-template <class TIn, class TOut>
-std::vector<Algorithm> candidates(const Plan& plan, const Matmul<TIn, TOut>& p, uint32_t in_alignment,
-                                  uint32_t out_alignment) {
+// The heuristic's algorithms for arrays at multiples of these bytes, best first. schemes: how parts of k may be added.
+std::vector<Algorithm> heuristic(const Plan& plan, size_t workspace, uint32_t schemes, uint32_t in_alignment,
+                                 uint32_t out_alignment) {
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace_size));
-  // Parts of a split k are added up in float32, never in bf16.
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-         uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace));
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, in_alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, in_alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);
@@ -231,9 +232,16 @@ std::vector<Algorithm> candidates(const Plan& plan, const Matmul<TIn, TOut>& p, 
   if (status != CUBLAS_STATUS_SUCCESS) return algorithms;  // NOT_SUPPORTED: nothing fits
   for (int i = 0; i < count; i++)
     if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
-  add_parts_of_k(algorithms, plan, p);
   return algorithms;
 }
+
+int32_t number_in(const Algorithm& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  int32_t value = -1;
+  size_t written;
+  CUBLAS_CHECK(cublasLtMatmulAlgoConfigGetAttribute(&algorithm.opaque, attribute, &value, sizeof value, &written));
+  return value;
+}
+int parts_of_k(const Algorithm& algorithm) { return number_in(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM); }
 
 // The epilogue for a plan that does not fuse it, in place on d.
 template <class T>
@@ -255,8 +263,7 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
 }
 
 // What the plan leaves to do after its product.
-template <class TIn, class TOut>
-void finish(const Plan& plan, const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t stream) {
+template <class TIn, class TOut> void finish(const Plan& plan, const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   if (p.dbias && plan.fused) {
     add_column_sums({{p.dbias}, 1}, p.biased, static_cast<const float*>(p.scratch), 1, stream);
   } else if (p.dbias) {
@@ -264,29 +271,15 @@ void finish(const Plan& plan, const Matmul<TIn, TOut>& p, TOut* d, cudaStream_t 
   }
   if (plan.fused || p.epilogue == Epilogue::none) return;
   if constexpr (std::is_same_v<TIn, TOut>)
-    LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, d, p.bias,
+    LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, p.d, p.bias,
            p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
 }
 
-// The fastest candidate and its milliseconds, FAILED if none of them runs: the time of several products in a row, with
-// our epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few
-// again.
+// The fastest few that run, with their milliseconds, fastest first: the time of several products in a row, with our
+// epilogue where the plan does not fuse it, as the median of several times; a first ranking, then the best few again.
 template <class TIn, class TOut>
-std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, Matmul<TIn, TOut> p,
-                                    cudaStream_t stream) {
-  TOut* d = p.d;
-  void* spare = nullptr;
-  // Adding to D many times would change it; without memory for another D the heuristic decides.
-  if (p.beta != 0 || p.dbias) {
-    size_t bytes = size_t(p.m) * p.ldd * sizeof(TOut), with_bias = bytes + p.biased * sizeof(float);
-    if (cudaMalloc(&spare, with_bias) != cudaSuccess) {
-      cudaGetLastError();
-      return {0, algorithms[0]};
-    }
-    CUDA_CHECK(cudaMemsetAsync(spare, 0, with_bias, stream));
-    d = static_cast<TOut*>(spare);
-    if (p.dbias) p.dbias = reinterpret_cast<float*>(static_cast<char*>(spare) + bytes);
-  }
+std::vector<std::pair<float, Algorithm>> fastest(const Plan& plan, const std::vector<Algorithm>& algorithms,
+                                                 const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   cudaEvent_t start, stop;
   CUDA_CHECK(cudaEventCreate(&start));
   CUDA_CHECK(cudaEventCreate(&stop));
@@ -295,8 +288,9 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
     for (float& time : times) {
       CUDA_CHECK(cudaEventRecord(start, stream));
       for (int i = 0; i < products; i++) {
-        if (multiply(plan, algorithm, p, d, stream) != CUBLAS_STATUS_SUCCESS) return FAILED;
-        finish(plan, p, d, stream);
+        if (multiply(plan, algorithm, p, workspace(stream), workspace_size, stream) != CUBLAS_STATUS_SUCCESS)
+          return FAILED;
+        finish(plan, p, stream);
       }
       CUDA_CHECK(cudaEventRecord(stop, stream));
       CUDA_CHECK(cudaEventSynchronize(stop));
@@ -317,8 +311,175 @@ std::pair<float, Algorithm> fastest(const Plan& plan, const std::vector<Algorith
   std::sort(ranking.begin(), ranking.end());
   cudaEventDestroy(start);
   cudaEventDestroy(stop);
-  if (spare) CUDA_CHECK(cudaFree(spare));
-  return {ranking[0].first, algorithms[ranking[0].second]};
+  std::vector<std::pair<float, Algorithm>> best;
+  for (auto& [time, i] : ranking)
+    if (time < FAILED) best.push_back({time, algorithms[i]});
+  return best;
+}
+
+// Memory for the arrays that `add` adds to a plan, as long as this lives. false: there is not enough.
+class Temporary {
+ public:
+  template <class F> explicit Temporary(F add) {
+    MemoryPlan plan;
+    add(plan);
+    there_is_ = plan.total() == 0 || cudaMalloc(&base_, plan.total()) == cudaSuccess;
+    if (there_is_) plan.point_into(base_);
+    else cudaGetLastError();
+  }
+  Temporary(const Temporary&) = delete;
+  ~Temporary() {
+    if (there_is_) cudaFree(base_);
+  }
+  explicit operator bool() const { return there_is_; }
+
+ private:
+  char* base_ = nullptr;
+  bool there_is_;
+};
+
+// ---- is a result right?
+
+constexpr int CHECK_BLOCKS = 128, CHECK_THREADS = 256, CHECK_WARPS = CHECK_BLOCKS * CHECK_THREADS / WARP;
+
+// x [n]: numbers between -1 and 1 without order, of their own for each n.
+template <class T> __global__ void inputs_kernel(T* x, size_t n) {
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
+    uint64_t bits = (i + n) * 0x9E3779B97F4A7C15ull;
+    bits = (bits ^ (bits >> 32)) * 0x94D049BB133111EBull;
+    x[i] = from_float<T>(float(int32_t(bits >> 32)) * 0x1p-31f);
+  }
+}
+
+// Of every warp: the largest |x - reference| and the largest |reference|, infinite where one is not finite.
+template <class T>
+__global__ void differences_kernel(float* largest, const T* x, const T* reference, int m, int n, int ld) {
+  float found[2] = {};
+  size_t step = size_t(gridDim.x) * blockDim.x, thread = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (size_t i = thread; i < size_t(m) * n; i += step) {
+    size_t at = i / n * ld + i % n;
+    float r = to_float(reference[at]), difference = fabsf(to_float(x[at]) - r);
+    found[0] = isfinite(difference) ? fmaxf(found[0], difference) : INFINITY;
+    found[1] = isfinite(r) ? fmaxf(found[1], fabsf(r)) : INFINITY;
+  }
+  warp_max(found);
+  if (threadIdx.x % WARP == 0)
+    for (int i = 0; i < 2; i++) largest[2 * (thread / WARP) + i] = found[i];
+}
+
+struct Comparison {
+  float difference = 0, size = 0;  // the largest difference and the largest value of the plain product
+  bool possible() const { return size > 0 && std::isfinite(size); }
+};
+
+template <class T>
+void compare(Comparison& with, float* largest, const T* x, const T* reference, int m, int n, int ld,
+             cudaStream_t stream) {
+  LAUNCH(differences_kernel<T>, dim3(CHECK_BLOCKS), dim3(CHECK_THREADS), 0, stream, largest, x, reference, m, n, ld);
+  std::vector<float> host(2 * CHECK_WARPS);
+  CUDA_CHECK(cudaMemcpyAsync(host.data(), largest, host.size() * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  for (int i = 0; i < CHECK_WARPS; i++) {
+    with.difference = std::max(with.difference, host[2 * i]);
+    with.size = std::max(with.size, host[2 * i + 1]);
+  }
+}
+
+// The product by the first algorithm of the heuristic that does not divide k, in memory given to no other; with our
+// epilogue. false: there is no such algorithm.
+template <class TIn, class TOut> bool multiply_plainly(const Matmul<TIn, TOut>& p, int times, cudaStream_t stream) {
+  auto plan = describe(p, false);
+  bool aligned = aligned16(p.a, p.b, p.d, p.c);
+  for (const Algorithm& algorithm :
+       heuristic(*plan, 0, CUBLASLT_REDUCTION_SCHEME_NONE, aligned ? 16 : sizeof(TIn), aligned ? 16 : sizeof(TOut))) {
+    if (parts_of_k(algorithm) > 1) continue;
+    for (int i = 0; i < times; i++) {
+      CUBLAS_CHECK(multiply(*plan, algorithm, p, nullptr, 0, stream));
+      finish(*plan, p, stream);
+    }
+    return true;
+  }
+  return false;
+}
+
+// By how much the algorithm's results differ from those of the plain product, as a multiple of what rounding explains;
+// negative if that cannot be said, because there is no memory, or because the plain product is 0 or not finite. Writes
+// over p's outputs. A and B are random numbers, since the run's may hide a mistake (rows of 0 where nothing is
+// predicted), and the bias, which is 0 in a new model, is a row of their product. The plain product goes into the
+// stream's workspace, as many rows at a time as fit. Where the product adds to D, D is zeroed before and it is done
+// twice.
+// What rounding explains: in a step of 8 products a tensor core cuts 9 terms at 2^-24 of the largest and their sum at
+// 2^-23 (MMA-Sim, arXiv 2511.10909), which is less than 2^-23 a product, parts of k included. Relative to the largest
+// partial sum, which is about the largest of all results, either sum is thus off by at most k 2^-23. Results are
+// rounded once, by our epilogue up to three times: 4 u.
+template <class TIn, class TOut>
+float error_of(const Plan& plan, const Algorithm& algorithm, Matmul<TIn, TOut> p, cudaStream_t stream) {
+  constexpr float CANNOT_SAY = -1, WRONG = INFINITY;
+  bool keeps = p.epilogue == Epilogue::bias_gelu && p.aux, biased = p.bias != nullptr;
+  size_t row_bytes = p.ldd * (sizeof(TOut) + (keeps ? sizeof(TIn) : 0));
+  int height = int(std::min<size_t>(p.m, workspace_size / row_bytes / 8 * 8));  // aligned rows of A and C
+  float *largest, *plain_dbias;
+  TIn *bias, *a, *b;
+  size_t elements_a = size_t(p.trans_a ? p.k : p.m) * p.lda, elements_b = size_t(p.trans_b ? p.n : p.k) * p.ldb;
+  Temporary memory([&](MemoryPlan& plan) {
+    plan.add(&largest, 2 * CHECK_WARPS, "");
+    plan.add(&plain_dbias, p.biased, "");
+    plan.add(&bias, p.n, "");
+    plan.add(&a, elements_a, "");
+    plan.add(&b, elements_b, "");
+  });
+  if (height == 0 || !memory) return CANNOT_SAY;
+  auto fill_inputs = [&](TIn* x, size_t n) {
+    LAUNCH(inputs_kernel<TIn>, dim3(CHECK_BLOCKS), dim3(CHECK_THREADS), 0, stream, x, n);
+  };
+  fill_inputs(a, elements_a), fill_inputs(b, elements_b);
+  p.a = a, p.b = b;
+  auto* plain_d = static_cast<TOut*>(workspace(stream));
+  auto* plain_aux = reinterpret_cast<TIn*>(plain_d + size_t(height) * p.ldd);
+  int times = p.beta != 0 ? 2 : 1;
+  auto rows = [&](int begin) {  // the plain product's, from there
+    Matmul<TIn, TOut> slice = p;
+    slice.d = plain_d;
+    slice.m = std::min(height, p.m - begin);
+    slice.a += begin * size_t(p.trans_a ? 1 : p.lda);
+    if (p.c) slice.c += begin * size_t(p.ldd);
+    if (p.aux) slice.aux = keeps ? plain_aux : p.aux + begin * size_t(p.ldd);
+    slice.dbias = p.dbias && begin == 0 ? plain_dbias : nullptr;
+    return slice;
+  };
+
+  Comparison outputs, gradients;
+  if (biased) {
+    Matmul<TIn, TOut> slice = rows(0);
+    slice.epilogue = Epilogue::none, slice.bias = nullptr, slice.aux = nullptr;
+    if (!multiply_plainly(slice, 1, stream)) return CANNOT_SAY;
+    compare(outputs, largest, plain_d, plain_d, slice.m, p.n, p.ldd, stream);
+    CUDA_CHECK(cudaMemcpyAsync(bias, plain_d, p.n * sizeof(TIn), cudaMemcpyDeviceToDevice, stream));
+    p.bias = bias;
+  }
+  auto fill = [&](auto* array, int byte, int count) {  // rows of it; what lies between them may be another's
+    CUDA_CHECK(cudaMemset2DAsync(array, p.ldd * sizeof *array, byte, p.n * sizeof *array, count, stream));
+  };
+  fill(p.d, p.beta != 0 ? 0 : 0xff, p.m);  // 0xff: NaN
+  if (keeps) fill(p.aux, 0xff, p.m);
+  if (p.dbias) zero(p.dbias, p.biased, stream), zero(plain_dbias, p.biased, stream);
+  set_arrays(plan, p);
+  for (int i = 0; i < times; i++) {
+    if (multiply(plan, algorithm, p, workspace(stream), workspace_size, stream) != CUBLAS_STATUS_SUCCESS) return WRONG;
+    finish(plan, p, stream);
+  }
+  for (int begin = 0; begin < p.m; begin += height) {
+    Matmul<TIn, TOut> slice = rows(begin);
+    if (p.beta != 0) fill(plain_d, 0, slice.m);
+    if (!multiply_plainly(slice, times, stream)) return CANNOT_SAY;
+    compare(outputs, largest, p.d + begin * size_t(p.ldd), plain_d, slice.m, p.n, p.ldd, stream);
+    if (keeps) compare(outputs, largest, p.aux + begin * size_t(p.ldd), plain_aux, slice.m, p.n, p.ldd, stream);
+  }
+  if (p.dbias) compare(gradients, largest, p.dbias, plain_dbias, 1, p.biased, p.biased, stream);
+  if (!outputs.possible() || (p.dbias && !gradients.possible())) return CANNOT_SAY;
+  float sums = 2 * float(p.k) * 0x1p-23f, u = std::is_same_v<TOut, float> ? 0x1p-24f : 0x1p-8f;
+  float error = outputs.difference / outputs.size / (sums + 4 * u);
+  return p.dbias ? std::max(error, gradients.difference / gradients.size / (sums + 4 * 0x1p-24f)) : error;
 }
 
 template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
@@ -358,21 +519,65 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
     described->algorithm = known.algorithm;
     if (runs(*described, described->algorithm)) return *(plan = std::move(described));
   }
-  float best = FAILED;
-  std::unique_ptr<Plan> found;
-  for (bool fused : {false, true}) {
-    if (!possible(fused)) continue;
-    auto described = describe(p, fused);
-    std::vector<Algorithm> algorithms = candidates(*described, p, shape.alignment, aligned ? 16 : sizeof(TOut));
-    if (algorithms.empty()) continue;
-    auto [time, algorithm] = fastest(*described, algorithms, p, stream);
-    described->algorithm = algorithm;
-    if (time < best) best = time, found = std::move(described);
+
+  // Adding to D many times would change it. Without memory for another D nothing is measured.
+  Matmul<TIn, TOut> trial = p;
+  bool adds = p.beta != 0 || p.dbias;
+  Temporary spare([&](MemoryPlan& arrays) {
+    if (adds) arrays.add(&trial.d, size_t(p.m) * p.ldd, "");
+    if (p.dbias) arrays.add(&trial.dbias, p.biased, "");
+  });
+  bool measured = bool(spare);
+  if (adds && measured) zero(trial.d, size_t(p.m) * p.ldd, stream);
+  if (p.dbias && measured) zero(trial.dbias, p.biased, stream);
+  uint32_t out_alignment = aligned ? 16 : sizeof(TOut);
+  struct Finalist {
+    float time;
+    int fused;
+    Algorithm algorithm;
+  };
+  std::vector<Finalist> finalists;
+  std::unique_ptr<Plan> described[2];
+  for (int fused : {0, 1}) {
+    if (!measured || !possible(fused)) continue;
+    described[fused] = describe(trial, fused);
+    // Parts of a divided k are added up in float32, never in bf16.
+    std::vector<Algorithm> algorithms = heuristic(
+        *described[fused], workspace_size, CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+        shape.alignment, out_alignment);
+    add_parts_of_k(algorithms, *described[fused], trial);
+    for (auto& [time, algorithm] : fastest(*described[fused], algorithms, trial, stream))
+      finalists.push_back({time, fused, algorithm});
   }
-  if (best == FAILED) failure("cuBLASLt offers nothing for the product %s", name.c_str());
-  // A time of 0: nothing was measured, and another run may be able to.
-  choices.choose(name, choice_text({found->fused, found->algorithm}), best > 0);
-  return *(plan = std::move(found));
+  std::stable_sort(finalists.begin(), finalists.end(), [](auto& a, auto& b) { return a.time < b.time; });
+  for (const Finalist& one : finalists) {
+    bool derived = one.fused && more;
+    int parts = parts_of_k(one.algorithm);
+    float error = derived || parts > 1 ? error_of(*described[one.fused], one.algorithm, trial, stream) : 0;
+    if (error > 1)
+      warn(
+          "matrix products: cuBLASLt's algorithm %d%s%s is not used: its results at %s differ from the plain product's "
+          "by %.3g times what rounding explains",
+          number_in(one.algorithm, CUBLASLT_ALGO_CONFIG_ID), derived ? " with an epilogue" : "",
+          parts > 1 ? format(" with k in %d parts", parts).c_str() : "", name.c_str(), error);
+    measured = measured && error >= 0;  // what could not be compared may be right in another run
+    if (error < 0 || error > 1) continue;
+    plan = std::move(described[one.fused]);
+    plan->algorithm = one.algorithm;
+    break;
+  }
+  if (!plan) {
+    auto plain = describe(p, !more);
+    std::vector<Algorithm> algorithms =
+        heuristic(*plain, workspace_size, CUBLASLT_REDUCTION_SCHEME_NONE, shape.alignment, out_alignment);
+    if (algorithms.empty()) failure("cuBLASLt offers nothing for the product %s", name.c_str());
+    plain->algorithm = algorithms[0];
+    plan = std::move(plain);
+    measured = false;
+  }
+  set_arrays(*plan, p);
+  choices.choose(name, choice_text({plan->fused, plan->algorithm}), measured);
+  return *plan;
 }
 
 }  // namespace
@@ -384,9 +589,9 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cud
   const Plan& plan = find_plan(p, stream);
   {
     ProfileScope scope("matmul", stream);
-    CUBLAS_CHECK(multiply(plan, plan.algorithm, p, p.d, stream));
+    CUBLAS_CHECK(multiply(plan, plan.algorithm, p, workspace(stream), workspace_size, stream));
   }
-  finish(plan, p, p.d, stream);
+  finish(plan, p, stream);
 }
 
 template void matmul(const Matmul<float, float>&, cudaStream_t);

@@ -56,7 +56,9 @@ template <class TIn, class TOut> void check_matmul(Matmul<TIn, TOut>& p) {
 }
 
 // <float, float>, <bf16, bf16>, <bf16, float>. float inputs are multiplied in full float32 (no TF32). On the GPU the
-// first call of a shape measures cuBLASLt's candidates and keeps the fastest. Same shape, same choice, same bits.
+// first call of a shape measures cuBLASLt's candidates and keeps the fastest. One that fuses an epilogue or divides k
+// is compared with the plain product before, on random numbers. If it differs by more than rounding explains, it is
+// dropped with a warning; without memory for that the plain product is used. Same shape, same choice, same bits.
 template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& p, cudaStream_t stream);
 
 // Frees what the products on this stream have allocated: after the last of them, before the stream is destroyed.

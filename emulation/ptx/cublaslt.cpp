@@ -10,6 +10,7 @@
 #include <map>
 #include <vector>
 #include "emulation/ptx/floats.h"
+#include "emulation/ptx/options.h"
 
 namespace {
 
@@ -254,6 +255,19 @@ cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* algo,
   return CUBLAS_STATUS_SUCCESS;
 }
 
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void* buffer,
+                                                    size_t bytes, size_t* written) {
+  const bool is_parts = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+  if ((!is_parts && attribute != CUBLASLT_ALGO_CONFIG_ID) || bytes != 4) {
+    return refused("a part of an algorithm that is not known");
+  }
+  Algorithm algorithm;
+  memcpy(&algorithm, algo, sizeof algorithm);
+  memcpy(buffer, is_parts ? &algorithm.parts : &algorithm.rank, *written = 4);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, const void* alpha, const void* A,
                               cublasLtMatrixLayout_t A_handle, const void* B, cublasLtMatrixLayout_t B_handle,
                               const void* beta, const void* C, cublasLtMatrixLayout_t C_handle, void* D,
@@ -297,23 +311,27 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
   const std::vector<float> left = vectors(A, a, rows, depth, transpose_a);
   const std::vector<float> right = vectors(B, b, columns, depth, !transpose_b);
   const std::vector<float> ones(sums ? depth : 0, 1);
+  // The last column lacks the last part of k, the bias or the derivative, and the last sum its last term.
+  const bool wrong = ptx::options().wrong_products && algorithm.rank == 0;
   for (uint64_t row = 0; sums && row < rows; row++) {
-    store(bias, row, bias_type, dot(&left[row * depth], ones.data(), depth));
+    store(bias, row, bias_type, dot(&left[row * depth], ones.data(), depth - (wrong && row == rows - 1)));
   }
   for (uint64_t column = 0; column < columns; column++) {
+    const bool wrong_here = wrong && column == columns - 1;
     for (uint64_t row = 0; row < rows; row++) {
       const uint64_t beside = row + column * auxiliary_leading;
       float value = 0;
       for (uint64_t part = 0; part < uint64_t(algorithm.parts); part++) {
+        if (wrong_here && part > 0 && part == uint64_t(algorithm.parts) - 1) break;
         const uint64_t begin = depth * part / algorithm.parts, end = depth * (part + 1) / algorithm.parts;
         value += dot(&left[row * depth + begin], &right[column * depth + begin], end - begin);
       }
       value *= scale;
       if (keep != 0) value += keep * load(C, row + column * c.leading, c.type);
-      if (with_bias) value += load(bias, row, bias_type);
+      if (with_bias && !wrong_here) value += load(bias, row, bias_type);
       if (keeps) store(auxiliary, beside, auxiliary_type, value);
       if (with_gelu) value = float(gelu(value));
-      if (derives) value = float(value * gelu_derivative(load(auxiliary, beside, auxiliary_type)));
+      if (derives && !wrong_here) value = float(value * gelu_derivative(load(auxiliary, beside, auxiliary_type)));
       store(D, row + column * out.leading, out.type, value);
     }
   }

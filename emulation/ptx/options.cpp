@@ -23,6 +23,7 @@ Options read_options() {
   }
   read.async = mode->second;
   read.random_divergence = !variable("PTX_DIVERGE").empty();
+  read.wrong_products = !variable("PTX_WRONG_PRODUCTS").empty();
   if (std::string n = variable("PTX_MULTIPROCESSORS"); !n.empty()) read.multiprocessors = atoi(n.c_str());
   read.mutation = variable("PTX_MUTATE");
   return read;

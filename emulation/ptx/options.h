@@ -3,6 +3,8 @@
 //                                moments, at once. Default: drawn for every launch
 //   PTX_DIVERGE=1                run the lanes of a diverged warp in random order; default: those furthest behind first
 //   PTX_SEED=N                   the seed of every random choice; default 1
+//   PTX_WRONG_PRODUCTS=1         the first of cuBLASLt's algorithms is wrong, in a corner of its results, if it fuses
+//                                an epilogue or divides k
 //   PTX_MULTIPROCESSORS=N        the number of the device's multiprocessors; default 3
 //   PTX_MUTATE=KERNEL/FROM/TO/N  a planted bug: in kernels whose names contain KERNEL, in the N-th line of PTX that
 //                                FROM, a regular expression, matches (0: in each), the match becomes TO
@@ -19,6 +21,7 @@ struct Options {
   uint64_t seed = 1;
   Async async = Async::drawn;
   bool random_divergence = false;
+  bool wrong_products = false;
   int multiprocessors = 3;
   std::string mutation;
 };

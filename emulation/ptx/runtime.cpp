@@ -158,6 +158,10 @@ cudaError_t cudaMemset(void* to, int byte, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) { return cudaMemset(to, byte, bytes); }
+cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int byte, size_t width, size_t height, cudaStream_t) {
+  for (size_t row = 0; row < height; row++) memset(static_cast<char*>(to) + row * pitch, byte, width);
+  return cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* all_bytes) {
   *all_bytes = GLOBAL_BYTES;
   *free_bytes = GLOBAL_BYTES - global_in_use();

@@ -2,7 +2,7 @@
 # Runs the CUDA build's test programs on the PTX that nvcc made, without a GPU (emulation/ptx): test/emulation/ptx.sh
 # build/ptx-90a. Asynchronous work is done as late as a wait allows and, in a second run, at random moments; then bugs
 # are planted, which must be reported. FULL=1 adds the long tests, every program in every mode, and a third run with
-# asynchronous work done at once. Exit 1 if anything failed.
+# asynchronous work done at once and wrong algorithms among cuBLASLt's. Exit 1 if anything failed.
 set -u
 build=${1:?usage: test/emulation/ptx.sh BUILD_DIR}
 full=${FULL:-}
@@ -23,9 +23,9 @@ run_all() { # mode
   # without the long sequences, and all programs other than attention.
   local attention='-*LongOneKey*:AttentionTest/0.Long*:AttentionTest/1.Long*' others=
   case "$full:$1" in
-    :late) attention+=':AttentionTest/1.*' ;;
+    :late) attention+=':AttentionTest/1.*'; PTX_WRONG_PRODUCTS=1 run late matmul '*Wrong*' ;;
     :random) attention+=':AttentionTest/0.*' others='kernels gate prepare' ;;
-    *) attention='*' others='kernels gate prepare matmul model' ;;
+    *) attention='*' others='kernels gate prepare matmul model'; [ "$1" != early ] || export PTX_WRONG_PRODUCTS=1 ;;
   esac
   run "$1" attention "$attention"
   for program in $others; do run "$1" "$program" '*'; done

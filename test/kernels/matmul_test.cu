@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 
 #include "kernels/bias.cuh"
 #include "kernels/gelu.cuh"
@@ -9,6 +10,7 @@
 #include "test/kernels/reference.h"
 #include "test/support/compare.h"
 #include "test/support/device.h"
+#include "test/support/error_of.h"
 
 struct Case {
   int m, n, k;
@@ -261,6 +263,33 @@ TEST(Matmul, AnotherWorkspaceForgetsTheChoices) {
   // Whatever is chosen adds 64 products of float in some order, then rounds to bf16: one unit of it at most.
   for (size_t i = 0; i < x.size(); i++)
     EXPECT_NEAR(as_double(x[i]), as_double(y[i]), std::fabs(as_double(x[i])) * 0x1p-7 + 64 * 64 * 0x1p-24) << i;
+}
+
+// With PTX_WRONG_PRODUCTS (emulation/ptx/options.h) all tests here must pass, and this one sees algorithms dropped. The
+// second round is by choices read back, which nothing compares again: a wrong one among them would show.
+TEST(Matmul, WrongAlgorithmsAreDroppedNamedAndForgotten) {
+  const char* wrong = std::getenv("PTX_WRONG_PRODUCTS");
+  if (on_cpu || !wrong || !*wrong) GTEST_SKIP() << "no algorithm is wrong";
+  auto all = [] {
+    for (int n : {136, 144, 152, 160}) {
+      for (Epilogue epilogue : {Epilogue::bias, Epilogue::bias_gelu, Epilogue::dgelu})
+        test_matmul<bf16, bf16>({64, n, 128, 0, 0, epilogue}, false, false);
+      test_matmul<bf16, float>({24, n, 1100, 0, 1}, true, false);
+      test_bias_gradient<bf16>(24, n, 1100, n);
+    }
+  };
+  matmul_choices()->forget();
+  testing::internal::CaptureStderr();
+  all();
+  expect_has(testing::internal::GetCapturedStderr(),
+             {"warning: matrix products: cuBLASLt's algorithm 0 with an epilogue is not used", "at in14 out14 m64 n1",
+              "algorithm 0 with k in 2 parts is not used", "at in14 out0 m24 n1"});
+  std::string text = matmul_choices()->text();
+  matmul_choices()->take(text);
+  testing::internal::CaptureStderr();
+  all();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(matmul_choices()->text(), text);
 }
 
 // The workspace of a stream goes with it. (A product on the CPU needs none.)
