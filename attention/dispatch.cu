@@ -80,7 +80,8 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
     if (on_cpu) return D <= LARGEST_TENSOR_D;  // which lacks these kernels, and plans for a GPU that has them
     AttentionCall<bf16> call{.settings = settings, .shape = {1, NO_WINDOW, 1, D}};
     const std::vector<Family<bf16>>& all = families_of<bf16>(settings.kind);
-    return std::any_of(all.begin(), all.end(), [&](const Family<bf16>& f) { return f.supports(call, {}); });
+    return std::any_of(all.begin(), all.end(),
+                       [&](const Family<bf16>& f) { return f.suits_device() && f.supports(call, {}); });
   };
   if (runs(D) && !fp32 && !diagnoses) return;
   int most = LARGEST_D;
