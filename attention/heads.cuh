@@ -1,4 +1,4 @@
-// For all three families of kernels: where the rows of one head of one sequence are, and the numbers per row that the
+// For all families of kernels: where the rows of one head of one sequence are, and the numbers per row that the
 // backward kernels read besides q, k, v and dO. Shapes: qkv, dqkv [B, T, 3, H, D] with rows qkv_stride apart, out, dout
 // [B, T, H, D].
 #pragma once
