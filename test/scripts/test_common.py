@@ -1,6 +1,7 @@
-"""scripts/common.py: what it reads from ./train's output. Standard library only."""
+"""scripts/common.py: what it reads from ./train's output; what all scripts share. Standard library only."""
 import contextlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,32 @@ class Train(Workspace):
         common.train(program, "config.json", flag, folder=self.folder)
       self.assertEqual(ended.exception.code, 2)
       self.assertIn(part, said.getvalue())
+
+
+class Help(Folder):
+  """With stand-ins for packages that may be missing, and for the script that makes classes of theirs."""
+  SHOW = """
+import importlib, sys
+from unittest import mock
+for name in ("numpy", "torch", "torch.nn", "torch.nn.functional", "torch.nn.attention",
+             "torch.nn.attention.flex_attention", "formula"):
+  sys.modules[name] = mock.MagicMock()
+script = importlib.import_module(sys.argv.pop(1))
+print(script.__doc__.split("\\n")[0])
+script.main()
+"""
+
+  def test_every_script_says_what_it_does(self):
+    named = [name.removesuffix(".py") for name in os.listdir(SCRIPTS) if name.endswith(".py") and
+             "ArgumentParser(" in self.text_of(SCRIPTS, name)]
+    self.assertIn("draw_kinds", named)
+    for name in named:
+      done = subprocess.run([sys.executable, "-c", self.SHOW, name, "--help"], capture_output=True, text=True,
+                            env={**os.environ, "PYTHONPATH": SCRIPTS, "COLUMNS": "200"}, timeout=60)
+      with self.subTest(name):
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        first, _, said = done.stdout.partition("\n")
+        self.assertIn(first, " ".join(said.split()))
 
 
 class Signals(Folder):
