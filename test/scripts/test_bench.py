@@ -297,6 +297,22 @@ class Peers(ScriptTest):
     self.assertNotIn("Traceback", done.stderr)
     return done
 
+  def test_the_machine_is_named_without_asking_a_gpu(self):
+    """With a stand-in for PyTorch, so that it is tested everywhere."""
+    code = """if True:
+      import sys
+      from unittest import mock
+      for name in ("torch", "torch.nn", "torch.nn.functional", "torch.nn.attention",
+                   "torch.nn.attention.flex_attention", "formula"):
+        sys.modules[name] = mock.MagicMock()
+      import bench_peers, bench_table
+      for tiny, cpu, name in (True, False, "CPU"), (False, True, bench_table.processor()):
+        assert bench_peers.Machine(tiny, cpu).name == name != "", (tiny, cpu)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": SCRIPTS}, timeout=60)
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
+
   def test_without_a_recent_pytorch(self):
     if self.is_recent:
       self.skipTest(self.torch)
