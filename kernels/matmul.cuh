@@ -65,7 +65,7 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& p, cudaStr
 void matmul_release(cudaStream_t stream);
 
 // For measurements: from now on a product may use this many bytes of memory beside its arrays, MATMUL_WORKSPACE by
-// default, and candidates with k in up to so many parts are added to those that cuBLASLt proposes (1: none). All
+// default, and candidates with k in 2 to most_parts parts are added to those that cuBLASLt proposes (1: none). All
 // choices are forgotten, so that they are made anew. Without effect on the CPU.
 // The default holds, as parts of k, 28 copies of the gradient of an MLP weight of GPT-2 124M, 10 of 774M.
 inline constexpr size_t MATMUL_WORKSPACE = size_t(256) << 20;
