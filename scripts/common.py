@@ -162,16 +162,13 @@ def whole_files(folder, pattern, overwrite, what="files of this name, or another
   to `folder` and replace all whose names match the compiled pattern; before that nothing changes there. A UserError if
   some match and overwrite is false, or if the folder cannot be used. what: the end of its advice to use --overwrite."""
   with output_folder(folder):
-    try:
-      old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
-      if old and not overwrite:
-        raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the {what}")
-    except OSError as error:
-      raise UserError(f"--out {folder}: {error.strerror}")
     # The name first: a signal that ends the script as soon as the folder is there must not leave it behind.
     temporary = os.path.join(folder, f".tmp_prepare_{secrets.token_hex(8)}")
     try:
       try:
+        old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
+        if old and not overwrite:
+          raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the {what}")
         os.mkdir(temporary, mode=0o700)
       except OSError as error:
         raise UserError(f"--out {folder}: {error.strerror}")
