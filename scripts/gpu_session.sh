@@ -16,9 +16,9 @@
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
 #              at 1K to 16K on those of --val (scripts/sweep.py)
 #
-# What is missing is named first, with what installs it and what is left out. Logs and results go to $OUT and its
-# archive $OUT.tar.gz, a short table is printed last; exit 1 if a part failed or was left out. The guide is
-# docs/gpu_session.md.
+# It first lists what the machine lacks, how to install that, and which parts have to do without it. Logs and results
+# go to $OUT and its archive $OUT.tar.gz, a short table is printed last; exit 1 if a part failed or was left out. The
+# guide is docs/gpu_session.md.
 #   DEPS      a folder with headers and libraries (in include/ and lib/, as in /usr) for a machine without network: of
 #             /usr/include nlohmann, CLI and gtest, of its libraries libgtest*.a, 3 MB in all
 #   PYTHON    one that has PyTorch; NCCL and cuBLAS are also found among its packages
