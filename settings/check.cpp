@@ -259,7 +259,7 @@ void resolve_batch(Config& config, int ranks, int64_t fits) {
   if (config.batch.micro == 0) {
     check_batch(config, ranks);  // at least one sequence must divide
     int64_t sequences = config.batch.tokens / config.model.context / ranks;
-    int64_t most = std::min<int64_t>(fits, 64);
+    int64_t most = std::min<int64_t>(fits, MOST_MICRO);
     int64_t micro = std::max<int64_t>(most, 1);
     while (sequences % micro != 0) micro--;
     config.batch.micro = int(micro);

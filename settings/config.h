@@ -201,8 +201,9 @@ Config parse_config(std::string_view text, const std::string& file, const std::v
 Config config_from_json(const nlohmann::json& root, const std::string& file, const std::vector<std::string>& sets = {},
                         bool trains = true);
 
+inline constexpr int MOST_MICRO = 64;  // sequences, where batch.micro is chosen
 // Chooses or checks batch.micro, which depends on the ranks and on the memory. `fits`: the largest that the memory plan
-// allows. If it is auto, it becomes the largest one <= min(fits, 64) for which batch.tokens is a multiple of
+// allows. If it is auto, it becomes the largest one <= min(fits, MOST_MICRO) for which batch.tokens is a multiple of
 // micro x context x ranks; a given value is only checked to divide.
 void resolve_batch(Config& config, int ranks, int64_t fits);
 int64_t micro_steps(const Config& config, int ranks);  // per optimizer step; needs batch.micro > 0

@@ -14,20 +14,19 @@ static size_t memory_needed(const Config& config, int micro, size_t eval_rows, c
   return plan_memory(config, micro, eval_rows, size.eval_length, size.training, size.ranks).total() + snapshot;
 }
 
-static int64_t largest_micro(const Config& config, const ModelSize& size, size_t budget) {
-  auto fits = [&](int64_t micro) {
-    Config with = config;
-    with.batch.micro = int(micro);  // the batches of evaluations depend on it
-    size_t rows = std::max(size.eval_rows, eval_rows(with, {size.eval_length}));
-    return memory_needed(with, int(micro), rows, size) <= budget;
-  };
-  // fits(low) is assumed; fits(high) is never called
-  int64_t low = 0, high = int64_t(most_sequences(config, config.model.context)) + 1;
-  while (low + 1 < high) {
-    int64_t middle = (low + high) / 2;
-    (fits(middle) ? low : high) = middle;
-  }
-  return low;
+static bool fits(Config config, ModelSize size, int micro, size_t budget) {
+  config.batch.micro = micro;  // the batches of evaluations depend on it
+  size.eval_rows = std::max(size.eval_rows, eval_rows(config, {size.eval_length}));
+  return memory_needed(config, micro, size.eval_rows, size) <= budget;
+}
+
+// The largest micro batch that fits on every rank, in training one that divides a rank's sequences; 0 if none does.
+// Each is tried: one that fits says nothing of a smaller one, whose logits may be in fewer and thus larger chunks.
+static int largest_micro(const Config& config, const ModelSize& size, size_t budget, int most, Comm& comm) {
+  int64_t sequences = size.training ? config.batch.tokens / config.model.context / size.ranks : 0;
+  int micro = std::min(most, most_sequences(config, config.model.context));
+  while (micro > 0 && (sequences % micro != 0 || comm.all_reduce_min(fits(config, size, micro, budget)) == 0)) micro--;
+  return micro;
 }
 
 ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
@@ -37,18 +36,20 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
   size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
   int ranks = config.plan.ranks > 0 ? config.plan.ranks : comm.size();
   ModelSize size{size_t(longest), longest, training, ranks};
-  int64_t fits = int64_t(comm.all_reduce_min(double(largest_micro(config, size, budget))));
-  bool divides = before > 0 && config.batch.tokens % (int64_t(before) * config.model.context * ranks) == 0;
-  if (training && config.batch.micro == 0 && before <= fits && divides) config.batch.micro = before;
-  if (training && config.batch.micro == 0 && before > fits && comm.first())
-    warn(
-        "the run's micro batch, %d, does not fit on this machine: a smaller one is used, and losses "
-        "will differ by rounding",
-        before);
-  if (training) resolve_batch(config, ranks, std::max<int64_t>(1, fits));
-  else
-    config.batch.micro =
-        int(std::max<int64_t>(1, std::min<int64_t>(fits, config.batch.micro > 0 ? config.batch.micro : 64)));
+  int most = !training && config.batch.micro > 0 ? config.batch.micro : MOST_MICRO;
+  int largest = largest_micro(config, size, budget, most, comm);
+  if (training && config.batch.micro == 0 && before > 0) {
+    bool divides = config.batch.tokens % (int64_t(before) * config.model.context * ranks) == 0;
+    bool fit = comm.all_reduce_min(fits(config, size, before, budget)) > 0;
+    if (fit && divides) config.batch.micro = before;
+    if (!fit && comm.first())
+      warn(
+          "the run's micro batch, %d, does not fit on this machine: a smaller one is used, and losses "
+          "will differ by rounding",
+          before);
+  }
+  if (training) resolve_batch(config, ranks, std::max(1, largest));
+  else config.batch.micro = std::max(1, largest);
   size.eval_rows = eval_rows(config, lengths);
   MemoryPlan memory = plan_memory(config, config.batch.micro, size.eval_rows, longest, training, ranks);
   std::string table;
@@ -61,16 +62,12 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
   table += format("  %-22s %10s of %s free", "in all", bytes_text(double(total)).c_str(),
                   bytes_text(double(device.free_memory)).c_str());
   if (training) {
-    Config larger = config;
-    larger.batch.micro = 0;
-    resolve_batch(larger, ranks, std::max<int64_t>(1, fits));
     table += format("; micro batch %d", config.batch.micro);
-    if (larger.batch.micro > config.batch.micro) table += format(", %d fits too", larger.batch.micro);
+    if (largest > config.batch.micro) table += format(", %d fits too", largest);
   }
   table += "\n";
   if (total > budget) {
-    std::string fix =
-        fits >= 1 ? format("batch.micro to at most %ld", fits) : "a shorter model.context or eval.lengths";
+    std::string fix = largest > 0 ? format("batch.micro to %d", largest) : "a shorter model.context or eval.lengths";
     if (config.eval.batch > 0) fix += ", a smaller eval.batch";
     user_error("memory: this run does not fit on %s:\n%sset %s, or a smaller model%s  [%s]", device.name.c_str(),
                table.c_str(), fix.c_str(),
