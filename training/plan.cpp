@@ -6,18 +6,54 @@
 
 #include "base/text.h"
 #include "eval/evaluate.h"
+#include "kernels/matmul.cuh"
 #include "train_gpt2.h"
 
-// Bytes on the device. On the CPU the snapshot for checkpoints is in the same memory.
-static size_t memory_needed(const Config& config, int micro, size_t eval_rows, const ModelSize& size) {
-  size_t snapshot = size.training && planned_for_cpu(config) ? snapshot_bytes(config) : 0;
-  return plan_memory(config, micro, eval_rows, size.eval_length, size.training, size.ranks).total() + snapshot;
+// A copy of parameters and moments, from which a checkpoint is written while training continues.
+static const char* const SNAPSHOT = "checkpoint snapshot";
+
+// What a GPU holds beside the model's arrays.
+static constexpr size_t MIB = size_t(1) << 20;
+// The code of all kernels, each of which CUDA loads when it is first used: 8.3 to 9.7 MiB (.text and .nv.constant in
+// the cubins of an executable with all kinds and head sizes, by nvcc 13.0 for 80, 90a, 100 or 120).
+static constexpr size_t KERNELS = 10 * MIB;
+// Users of other programs report about 3 MiB a multiprocessor: 107 MiB on an RTX 4060 Ti (34), 256 on an RTX 3090 (82),
+// 426 on an RTX 6000 Ada (142), 555 on an RTX PRO 6000 (188). With 8 to 24 GB, a GPU has at most 7 of them a GB.
+static size_t context_on(double memory) { return std::min(560 * MIB, size_t(0.02 * memory)); }
+// A channel, which occupies a multiprocessor, has a buffer for each protocol to either neighbor in the ring: LL, LL128
+// and NCCL_BUFFSIZE (src/init.cc of NCCL 2.30). Less if NCCL uses fewer channels, or memory of the host.
+static constexpr size_t NCCL_BUFFERS =
+    2 * Comm::MULTIPROCESSORS * ((size_t(8) * 512 * 8 * 16) + (size_t(120) * 640 * 8 * 8) + 4 * MIB);
+
+MemoryRows memory_rows(const Config& config, const ModelSize& size) {
+  MemoryRows rows =
+      plan_memory(config, config.batch.micro, size.eval_rows, size.eval_length, size.training, size.ranks).categories();
+  if (planned_for_cpu(config)) {
+    if (size.training) rows.emplace_back(SNAPSHOT, snapshot_bytes(config));
+    return rows;
+  }
+  rows.emplace_back("matmul workspace", MATMUL_WORKSPACE);
+  rows.emplace_back("kernels", KERNELS);
+  if (!config.plan.elsewhere()) return rows;  // the rest was taken before free memory was read
+  rows.emplace_back("CUDA context", context_on(size_in_bytes(config.plan.memory)));
+  if (size.ranks > 1) rows.emplace_back("NCCL's buffers", NCCL_BUFFERS);
+  return rows;
 }
+
+size_t total_bytes(const MemoryRows& rows) {
+  size_t sum = 0;
+  for (auto& [name, bytes] : rows) sum += bytes;
+  return sum;
+}
+
+// No plan uses this share of the free memory. On a GPU it is for the kernels of cuBLASLt and NCCL, loaded when first
+// used, and for fragments; on the CPU for libraries and all that the host needs.
+static double reserved_share(const Config& config) { return planned_for_cpu(config) ? 0.08 : 0.03; }
 
 static bool fits(Config config, ModelSize size, int micro, size_t budget) {
   config.batch.micro = micro;  // the batches of evaluations depend on it
   size.eval_rows = std::max(size.eval_rows, eval_rows(config, {size.eval_length}));
-  return memory_needed(config, micro, size.eval_rows, size) <= budget;
+  return total_bytes(memory_rows(config, size)) <= budget;
 }
 
 // The largest micro batch that fits on every rank, in training one that divides a rank's sequences; 0 if none does.
@@ -29,11 +65,38 @@ static int largest_micro(const Config& config, const ModelSize& size, size_t bud
   return micro;
 }
 
+// What to change so that the run fits; every offer is a plan that was made.
+static std::string what_fits(Config config, ModelSize size, size_t budget) {
+  std::string changes, offers;
+  auto offer = [&](const std::string& length) {
+    int micro = largest_micro(config, size, budget, MOST_MICRO, Comm::alone());
+    std::string settings = changes;
+    if (!length.empty()) append_item(settings, length);
+    if (size.training) append_item(settings, format("batch.micro=%d", micro));
+    if (micro > 0) append_item(offers, settings, ", or ");
+  };
+  size.eval_rows = size_t(size.eval_length);
+  if (config.eval.batch > 0) config.eval.batch = 0, changes = "eval.batch=0";
+  offer("");
+  if (size.training && config.train.recompute != Recompute::block) {
+    config.train.recompute = Recompute::block;
+    append_item(changes, "train.recompute=block");
+    offer("");
+  }
+  int shortest = size.training ? 1 : config.model.context;  // which cannot change any more
+  while (offers.empty() && size.eval_length / 2 >= shortest) {
+    size.eval_length /= 2, size.eval_rows /= 2;
+    config.model.context = std::min(config.model.context, size.eval_length);
+    offer(format("model.context and eval.lengths of at most %d", size.eval_length));
+  }
+  return offers.empty() ? "no length fits: use a smaller model, or more memory" : "it fits with " + offers;
+}
+
 ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
                    Comm& comm) {
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
-  size_t budget = size_t(double(device.free_memory) * 0.92);  // the rest: matrix library, driver, host side
+  size_t reserve = size_t(double(device.free_memory) * reserved_share(config)), budget = device.free_memory - reserve;
   int ranks = config.plan.ranks > 0 ? config.plan.ranks : comm.size();
   ModelSize size{size_t(longest), longest, training, ranks};
   int most = !training && config.batch.micro > 0 ? config.batch.micro : MOST_MICRO;
@@ -51,29 +114,22 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
   if (training) resolve_batch(config, ranks, std::max(1, largest));
   else config.batch.micro = std::max(1, largest);
   size.eval_rows = eval_rows(config, lengths);
-  MemoryPlan memory = plan_memory(config, config.batch.micro, size.eval_rows, longest, training, ranks);
+  MemoryRows rows = memory_rows(config, size);
   std::string table;
-  for (auto& [category, bytes] : memory.categories())
-    table += format("  %-22s %10s\n", category.c_str(), bytes_text(double(bytes)).c_str());
-  size_t total = memory_needed(config, config.batch.micro, size.eval_rows, size);
-  if (training)  // a copy of parameters and moments, from which a checkpoint is written while training continues
-    table += format("  %-22s %10s%s\n", "checkpoint snapshot", bytes_text(double(snapshot_bytes(config))).c_str(),
-                    planned_for_cpu(config) ? "" : " of host memory, not counted below");
-  table += format("  %-22s %10s of %s free", "in all", bytes_text(double(total)).c_str(),
-                  bytes_text(double(device.free_memory)).c_str());
+  for (auto& [name, bytes] : rows) table += format("  %-22s %10s\n", name.c_str(), bytes_text(double(bytes)).c_str());
+  if (training && !planned_for_cpu(config))
+    table += format("  %-22s %10s of host memory, not counted below\n", SNAPSHOT,
+                    bytes_text(double(snapshot_bytes(config))).c_str());
+  table += format("  %-22s %10s of %s free, %s in reserve", "in all", bytes_text(double(total_bytes(rows))).c_str(),
+                  bytes_text(double(device.free_memory)).c_str(), bytes_text(double(reserve)).c_str());
   if (training) {
     table += format("; micro batch %d", config.batch.micro);
     if (largest > config.batch.micro) table += format(", %d fits too", largest);
   }
   table += "\n";
-  if (total > budget) {
-    std::string fix = largest > 0 ? format("batch.micro to %d", largest) : "a shorter model.context or eval.lengths";
-    if (config.eval.batch > 0) fix += ", a smaller eval.batch";
-    user_error("memory: this run does not fit on %s:\n%sset %s, or a smaller model%s  [%s]", device.name.c_str(),
-               table.c_str(), fix.c_str(),
-               training && config.train.recompute != Recompute::block ? ", or train.recompute=block" : "",
-               config.file.c_str());
-  }
+  if (total_bytes(rows) > budget)
+    user_error("memory: this run does not fit on %s:\n%s%s  [%s]", device.name.c_str(), table.c_str(),
+               what_fits(config, size, budget).c_str(), config.file.c_str());
   std::printf("memory\n%s", table.c_str());
   return size;
 }

@@ -1,5 +1,7 @@
 // The memory plan of a run: which micro batch fits, and how much memory is used.
 #pragma once
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ranks/comm.h"
@@ -12,6 +14,13 @@ struct ModelSize {   // what a model is made for
   bool training;
   int ranks;
 };
+
+// What a run with config.batch.micro holds on the device, in bytes by name: the model's arrays and, on a GPU, what is
+// still to come when free memory is read. That is all that CUDA takes for a GPU of plan.memory; on the GPU itself the
+// context and NCCL's buffers are there before.
+using MemoryRows = std::vector<std::pair<std::string, size_t>>;
+MemoryRows memory_rows(const Config& config, const ModelSize& size);
+size_t total_bytes(const MemoryRows& rows);
 
 // Chooses or checks batch.micro and prints the memory table; a user_error if the run does not fit. lengths: those that
 // will be evaluated. before: a resumed run's micro batch (0 for a new run), kept because another one rounds sums

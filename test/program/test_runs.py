@@ -29,8 +29,8 @@ class WritesNothing(Workspace):
     before = self.files()
     done = self.ok("--dry-run")
     self.assertRegex(done.stdout + done.stderr, "(?i)parameters")
-    self.assertRegex(done.stdout, r"\n  in all .* free; micro batch 2, 4 fits too\n")
-    self.assertRegex(self.ok("--dry-run", batch__micro=None).stdout, r" free; micro batch 4\n")
+    self.assertRegex(done.stdout, r"\n  in all .* in reserve; micro batch 2, 4 fits too\n")
+    self.assertRegex(self.ok("--dry-run", batch__micro=None).stdout, r" in reserve; micro batch 4\n")
     self.nothing_new(before)
     done = self.ok("--print-config", "--set", "optimizer.beta2=0.99")
     self.assertRegex(done.stdout, r"(?m)^optimizer\.beta2\s+0\.99\s+--set")
@@ -50,9 +50,9 @@ class WritesNothing(Workspace):
              "optimizer__warmup_steps": 0}
     done = self.ok("--dry-run", plan__memory="80GiB", train__recompute="block", **large)
     self.assertRegex(done.stdout,
-                     r"(?s)^memory\n.*of host memory, not counted below\n  in all +56\.\d GiB of 80.0 GiB free; "
-                     r"micro batch 16\nplanned for a GPU with 80.0 GiB, 1 rank, bf16, 1555972800 parameters, "
-                     r"13.1107 GFLOP a token of training: nothing was allocated")
+                     r"(?s)^memory\n.*of host memory, not counted below\n  in all +56\.\d GiB of 80.0 GiB free, "
+                     r"2.4 GiB in reserve; micro batch 16\nplanned for a GPU with 80.0 GiB, 1 rank, bf16, "
+                     r"1555972800 parameters, 13.1107 GFLOP a token of training: nothing was allocated")
     self.assertEqual(done.stderr, "")
     size = lambda text: float(re.search(r"in all +([\d.]+) GiB", text)[1])
     needs = [self.ok("--dry-run", plan__memory="80GiB", plan__ranks=ranks, train__recompute="block",
@@ -61,15 +61,16 @@ class WritesNothing(Workspace):
     self.assertIn("8 ranks", needs[2])
     masters_and_moments = 12 * 1555972800 / 2**30  # shared by the ranks
     saved = size(needs[1]) - size(needs[2])
-    self.assertAlmostEqual(saved, masters_and_moments * 7 / 8, delta=0.11)  # of two rounded numbers
+    nccl = 147 / 2**10  # buffers of several ranks
+    self.assertAlmostEqual(saved, masters_and_moments * 7 / 8 - nccl, delta=0.11)  # of two rounded numbers
     self.assertLess(size(needs[0]) + 1, size(needs[1]))  # an evaluation at 16 times the length takes more than a step
     for context, micro in ((2**16, 8), (2**17, 8), (2**20, 2)):  # gpt2_124m
       done = self.ok("--dry-run", plan__memory="140GiB", model__layers=12, model__heads=12, model__channels=768,
                      model__vocab=50257, model__context=context, batch__tokens=8 * context, batch__micro=None,
                      eval__lengths=[context], eval__tokens=context, train__recompute="block")
-      self.assertRegex(done.stdout, rf"in all .* of 140.0 GiB free; micro batch {micro}\n")
+      self.assertRegex(done.stdout, rf"in all .* of 140.0 GiB free, .* in reserve; micro batch {micro}\n")
     self.bad("--dry-run", plan__memory="24GiB", **large,
-             names=["does not fit on a GPU with 24.0 GiB", "train.recompute=block"])
+             names=["does not fit on a GPU with 24.0 GiB", "no length fits: use a smaller model"])
     for size in ("80GB", "80", "999999999PiB"):
       self.bad("--dry-run", plan__memory=size, names=[f'plan.memory = "{size}"', "80GiB"])
     self.bad(plan__memory="80GiB", names=['plan.memory = "80GiB"', "--dry-run"])

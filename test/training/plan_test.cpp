@@ -1,8 +1,10 @@
-// The memory plan: the micro batch that it chooses.
+// The memory plan: what it counts, the micro batch that it chooses on common cards, and what it offers if a run does
+// not fit. The cards are those of scripts/plan_tables.py.
 #include <gtest/gtest.h>
 
 #include "base/text.h"
 #include "test/support/error_of.h"
+#include "train_gpt2.h"
 #include "training/plan.h"
 
 namespace {
@@ -21,11 +23,74 @@ std::string answer(Config& config) {
   return testing::internal::GetCapturedStdout() + error;
 }
 
+TEST(Plan, RowsAreTheModelsArraysAndWhatLibrariesTake) {
+  Config config = gpt2("24GiB", {"batch.micro=4"});
+  auto beside_model = [&](int ranks) {
+    MemoryPlan model = plan_memory(config, 4, 1024, 1024, true, ranks);
+    MemoryRows rows = memory_rows(config, {1024, 1024, true, ranks});
+    auto first = rows.begin() + long(model.categories().size());
+    EXPECT_EQ(total_bytes({rows.begin(), first}), model.total());
+    return MemoryRows(first, rows.end());
+  };
+  MemoryRows gpu = {{"matmul workspace", 256 << 20}, {"kernels", 10 << 20}, {"CUDA context", 515396075}};
+  EXPECT_EQ(beside_model(1), gpu);
+  config.plan.memory = "80GiB", gpu[2].second = 560 << 20;
+  gpu.emplace_back("NCCL's buffers", 8 * 2 * (4194304 + 4915200 + 524288));
+  EXPECT_EQ(beside_model(8), gpu);
+  config.plan.memory = "";  // this machine
+  MemoryRows here = {{"checkpoint snapshot", snapshot_bytes(config)}};
+  if (!on_cpu) here = {gpu[0], gpu[1]};
+  EXPECT_EQ(beside_model(8), here);
+}
+
+// 124M and 350M.
+TEST(Plan, TakesTheLargestMicroBatchThatFitsBesideTheReserve) {
+  for (const char* shape :
+       {"model.layers=12 model.heads=12 model.channels=768", "model.layers=24 model.heads=16 model.channels=1024"})
+    for (double gib : {7.6, 11.7, 23.6, 44.4})
+      for (const char* precision : {" precision=bf16", " precision=fp32"})
+        for (const char* recompute : {" train.recompute=none", " train.recompute=block"}) {
+          std::string settings = std::string(shape) + precision + recompute;
+          Config config = gpt2(format("%.1fGiB", gib), split(settings, ' ')), chosen = config;
+          auto fits = [&](int micro) {
+            config.batch.micro = micro;
+            return double(total_bytes(memory_rows(config, {size_t(micro) * 1024, 1024, true, 1}))) <=
+                   0.97 * gib * (1 << 30);
+          };
+          int largest = 64;
+          while (largest > 0 && !fits(largest)) largest /= 2;
+          std::string said = answer(chosen), reserve = bytes_text(0.03 * gib * (1 << 30));
+          EXPECT_EQ(said.starts_with("memory\n") ? chosen.batch.micro : 0, largest) << gib << settings;
+          expect_has(said, {format(" GiB of %.1f GiB free, %s in reserve; micro batch ", gib, reserve.c_str())});
+        }
+}
+
 // 21 sequences would fit, their logits in two chunks, but 16, with all logits in one, do not.
 TEST(Plan, TriesEachMicroBatch) {
   Config config = gpt2("7GiB", {"train.recompute=block"});
   answer(config);
   EXPECT_EQ(config.batch.micro, 8);
+}
+
+// What is offered fits, and twice of it does not.
+TEST(Plan, OffersWhatFits) {
+  auto said = [](const std::string& memory, const std::string& settings) {
+    Config config = gpt2(memory, split(settings, ' '));
+    return answer(config);
+  };
+  expect_has(said("7.6GiB", "batch.micro=64"),
+             {"user: memory: this run does not fit on a GPU:\n  parameters ",
+              "\nit fits with batch.micro=4, or train.recompute=block, batch.micro=16  [x.json]"});
+  for (const char* settings : {"batch.micro=4", "train.recompute=block batch.micro=16"})
+    EXPECT_TRUE(said("7.6GiB", settings).starts_with("memory\n")) << settings;
+  for (const char* settings : {"batch.micro=8", "train.recompute=block batch.micro=32"})
+    EXPECT_TRUE(said("7.6GiB", settings).starts_with("user: ")) << settings;
+  expect_has(said("3.8GiB", "model.context=32768 eval.batch=2"),
+             {"it fits with eval.batch=0, train.recompute=block, "
+              "model.context and eval.lengths of at most 4096, batch.micro=1  ["});
+  EXPECT_TRUE(said("3.8GiB", "train.recompute=block model.context=4096").starts_with("memory\n"));
+  EXPECT_TRUE(said("3.8GiB", "train.recompute=block model.context=8192").starts_with("user: "));
+  expect_has(said("2GiB", "batch.micro=1"), {"no length fits: use a smaller model, or more memory  [x.json]"});
 }
 
 }  // namespace
