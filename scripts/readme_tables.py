@@ -8,6 +8,7 @@
     python3 scripts/readme_tables.py variants bench/results/length_long_cpu.json    the losses beside each variant
     python3 scripts/readme_tables.py gpu gpu_out                               all that gpu_session.sh has measured; its
                                                                                .json go to bench/results/
+    python3 scripts/readme_tables.py plans ./train             plan_tables.py's, of memory on a GPU
     COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
 
 A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. bench_table.py writes those of speed.
@@ -22,13 +23,14 @@ import sys
 import bench_table
 import expected
 import metrics
+import plan_tables
 import report
 import results
 import section_sweep
 from common import read_json, run as run_main, stop
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-PAGES = ("README.md", "bench/README.md", "bench/TORCH.md", "bench/LOG.md", "docs/results/*.md")
+PAGES = ("README.md", "bench/README.md", "bench/TORCH.md", "bench/LOG.md", "docs/gpu.md", "docs/results/*.md")
 
 
 def replace_block(name, content):
@@ -101,6 +103,10 @@ def main():
   name, sources = sys.argv[1], sys.argv[2:]
   if name == "gpu":
     print("filled: " + ", ".join(from_gpu(sources[0])))
+    return
+  if name == "plans":
+    for block in plan_tables.TABLES:
+      replace_block(block, plan_tables.table(sources[0], block))
     return
   if sources == ["-"]:
     content = sys.stdin.read()
