@@ -313,24 +313,6 @@ CPU_NO_TSAN void gather_b(Engine& e, const Product& p, int k, int column) {
   }
 }
 
-// d += a b, term by term, so the result does not depend on how many products are done as one.
-CPU_NO_TSAN void multiply(Engine& e, int depth) {
-  constexpr int height = 4, width = most_vectors, lanes = sizeof(Wide) / sizeof(float);
-  for (int column = 0; column < TILE_COLUMNS; column += width * lanes)
-    for (int row = 0; row < rows_of_a; row += height) {
-      Wide sum[height][width];
-      for (int r = 0; r < height; ++r)
-        for (int c = 0; c < width; ++c) sum[r][c] = reinterpret_cast<Wide*>(&e.d[row + r][column])[c];
-      for (int k = 0; k < depth; ++k) {
-        const Wide* b = reinterpret_cast<const Wide*>(&e.b[k][column]);
-        for (int r = 0; r < height; ++r)
-          for (int c = 0; c < width; ++c) sum[r][c] += e.a[row + r][k] * b[c];
-      }
-      for (int r = 0; r < height; ++r)
-        for (int c = 0; c < width; ++c) reinterpret_cast<Wide*>(&e.d[row + r][column])[c] = sum[r][c];
-    }
-}
-
 // f(two neighbours in e.d, where their thread keeps them) for 64 columns of the sums.
 template <class F> CPU_NO_TSAN void for_each_pair(Engine& e, const Started& s, int column, F f) {
   for (int t = 0; t < WARPGROUP; ++t) {
@@ -339,7 +321,7 @@ template <class F> CPU_NO_TSAN void for_each_pair(Engine& e, const Started& s, i
   }
 }
 
-// Does consecutive products into the same sums as one.
+// Does consecutive products into the same sums as one: none of the roundings depends on it.
 CPU_NO_TSAN void execute(Engine& e, const Started* s, int steps) {
   for (int i = 0; i < steps; ++i) gather_a(e, s[i], 16 * i);
   for (int column = 0; column < s->product.columns; column += TILE_COLUMNS) {
@@ -347,7 +329,9 @@ CPU_NO_TSAN void execute(Engine& e, const Started* s, int steps) {
     bool add = s->product.add;
     for_each_pair(e, *s, column,
                   [add](float* sum, const float* d) CPU_NO_TSAN { sum[0] = add ? d[0] : 0, sum[1] = add ? d[1] : 0; });
-    multiply(e, 16 * steps);
+    multiply_on_core(
+        {e.d[0], TILE_COLUMNS, e.a[0], 16 * most_steps, e.b[0], TILE_COLUMNS, rows_of_a, TILE_COLUMNS, 16 * steps},
+        CoreOp::wgmma);
     for_each_pair(e, *s, column, [](const float* sum, float* d) CPU_NO_TSAN { d[0] = sum[0], d[1] = sum[1]; });
   }
 }

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <type_traits>
 #include "emulation/cpu/pool.h"
+#include "emulation/cpu/tensor_core.h"
 
 namespace cpu {
 
@@ -95,42 +96,20 @@ CPU_NO_TSAN inline void transpose(const unsigned* r0, const unsigned* r1, const 
   store(c2, zip_low(w1, w3)), store(c3, zip_high(w1, w3));
 }
 
-// Splits words that hold two elements each into their lower and upper elements.
+// Splits a word that holds two elements into its lower and its upper element; or words.
+template <class T> CPU_NO_TSAN inline void unpack_pair(unsigned word, float& low, float& high) {
+  static_assert(std::is_same_v<T, __nv_bfloat16>);
+  low = __builtin_bit_cast(float, word << 16), high = __builtin_bit_cast(float, word & 0xffff0000u);
+}
 template <class T, int n>
 CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], float (&high)[n]) {
-  static_assert(std::is_same_v<T, __nv_bfloat16>);
-  for (int i = 0; i < n; ++i) {
-    low[i] = __builtin_bit_cast(float, words[i] << 16);
-    high[i] = __builtin_bit_cast(float, words[i] & 0xffff0000u);
-  }
+  for (int i = 0; i < n; ++i) unpack_pair<T>(words[i], low[i], high[i]);
 }
 
-// Vectors as wide as the processor's registers (Wide), for columns that are a multiple of that; and the most vectors
-// per row that stay in registers with 4 rows.
-#if defined(__AVX512F__)
-using Wide [[gnu::vector_size(64)]] = float;
-using Narrow [[gnu::vector_size(32)]] = float;
-constexpr int most_vectors = 4;
-#elif defined(__AVX__)
-using Wide [[gnu::vector_size(32)]] = float;
-using Narrow = Wide;
-constexpr int most_vectors = 2;
-#else
-using Wide [[gnu::vector_size(16)]] = float;
-using Narrow = Wide;
-constexpr int most_vectors = 2;
-#endif
-template <bool even> using FloatVector = std::conditional_t<even, Wide, Narrow>;
-
-// D += A B for all tiles at once: fragments to matrices of words that hold two neighbours in k, unpack, multiply, and
-// add to the fragments. The layouts are in kernels/gpu.cuh; here q counts pairs in k within four, g rows of A,
-// columns of B.
+// D += A B for all tiles at once: fragments to matrices, multiply, and back to the fragments. The layouts are in
+// kernels/gpu.cuh; here q counts pairs in k within four, g rows of A, columns of B.
 template <int M, int N, class T> CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
   constexpr int columns = N * 8;
-  using Vector = FloatVector<N % 2 == 0>;
-  constexpr int vectors = columns * 4 / static_cast<int>(sizeof(Vector));
-  constexpr int height = 4, width = vectors < most_vectors ? vectors : most_vectors;  // summed in registers
-
   unsigned pairs_b[8][columns];
   for (int q = 0; q < 4; ++q)
     for (int g = 0; g < 8; g += 4) {
@@ -143,42 +122,30 @@ template <int M, int N, class T> CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
       if (j < N)
         for (int k = 0; k < 4; ++k) pairs_b[q][j * 8 + g + k] = b[k][j][0], pairs_b[q + 4][j * 8 + g + k] = b[k][j][1];
     }
-  alignas(64) float b_even[8][columns], b_odd[8][columns];
-  for (int k = 0; k < 8; ++k) unpack<T>(pairs_b[k], b_even[k], b_odd[k]);
+  alignas(64) float b[16][columns];
+  for (int k = 0; k < 8; ++k) unpack<T>(pairs_b[k], b[2 * k], b[2 * k + 1]);
 
   for (int i = 0; i < M; ++i) {
-    unsigned pairs_a[16][8];
+    alignas(64) float a[16][16], d[16][columns];
     for (int g = 0; g < 8; ++g) {
-      unsigned *upper = pairs_a[g], *lower = pairs_a[g + 8];
+      unsigned upper[8], lower[8];
       Mma<M, N>** lane = all + 4 * g;
       transpose(lane[0]->a[i], lane[1]->a[i], lane[2]->a[i], lane[3]->a[i], upper, lower, upper + 4, lower + 4);
+      for (int k = 0; k < 8; ++k) {
+        unpack_pair<T>(upper[k], a[g][2 * k], a[g][2 * k + 1]);
+        unpack_pair<T>(lower[k], a[g + 8][2 * k], a[g + 8][2 * k + 1]);
+      }
     }
-    alignas(64) float d[16][columns];
-    for (int row = 0; row < 16; row += height) {
-      float a_even[height][8], a_odd[height][8];
-      for (int r = 0; r < height; ++r) unpack<T>(pairs_a[row + r], a_even[r], a_odd[r]);
-      for (int v = 0; v < vectors; v += width) {
-        Vector sum[height][width] = {};
-        for (int k = 0; k < 8; ++k) {
-          const Vector* even = reinterpret_cast<const Vector*>(b_even[k]) + v;
-          const Vector* odd = reinterpret_cast<const Vector*>(b_odd[k]) + v;
-          for (int r = 0; r < height; ++r)
-            for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_even[r][k] * even[c];
-          for (int r = 0; r < height; ++r)
-            for (int c = 0; c < width && v + c < vectors; ++c) sum[r][c] += a_odd[r][k] * odd[c];
+    auto for_each_pair = [&](auto f) CPU_NO_TSAN {  // f(two neighbours in d, where their lane keeps them)
+      for (int lane = 0; lane < warp_size; ++lane)
+        for (int j = 0; j < N; ++j) {
+          float* sum = &d[lane / 4][j * 8 + 2 * (lane % 4)];
+          f(sum, all[lane]->d[i][j]), f(sum + 8 * columns, all[lane]->d[i][j] + 2);
         }
-        for (int r = 0; r < height; ++r)
-          for (int c = 0; c < width && v + c < vectors; ++c) reinterpret_cast<Vector*>(d[row + r])[v + c] = sum[r][c];
-      }
-    }
-    for (int lane = 0; lane < warp_size; ++lane) {
-      int g = lane / 4, q = lane % 4;
-      for (int j = 0; j < N; ++j) {
-        float* to = all[lane]->d[i][j];
-        const float *upper = &d[g][j * 8 + 2 * q], *lower = &d[g + 8][j * 8 + 2 * q];
-        to[0] += upper[0], to[1] += upper[1], to[2] += lower[0], to[3] += lower[1];
-      }
-    }
+    };
+    for_each_pair([](float* sum, const float* from) CPU_NO_TSAN { sum[0] = from[0], sum[1] = from[1]; });
+    multiply_on_core({d[0], columns, a[0], 16, b[0], columns, 16, columns, 16}, CoreOp::mma);
+    for_each_pair([](const float* sum, float* to) CPU_NO_TSAN { to[0] = sum[0], to[1] = sum[1]; });
   }
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string>
 #include <vector>
+#include "test/kernels/tensor_core.h"
 #include "test/support/compare.h"
 #include "test/support/device.h"
 #include "test/support/error_of.h"
@@ -277,8 +278,11 @@ std::vector<typename P::real> product_reference(const std::vector<typename P::re
                                                 const std::vector<typename P::real>& start, size_t n, size_t depth) {
   std::vector<typename P::real> d = start;
   for (size_t i = 0; i < d.size() / n; i++)
-    for (size_t j = 0; j < n; j++)
-      for (size_t k = 0; k < depth; k++) d[i * n + j] += a[i * depth + k] * b[k * n + j];
+    for (size_t j = 0; j < n; j++) {
+      auto left = [&](int k) { return a[i * depth + size_t(k)]; };
+      auto right = [&](int k) { return b[size_t(k) * n + j]; };
+      d[i * n + j] = add_all<P>(d[i * n + j], int(depth), left, right);
+    }
   return d;
 }
 
@@ -304,7 +308,7 @@ template <int TILES, bool FROM_REGISTERS> void check_products() {
     const std::vector<float>& start = add ? d : zeros;
     expect_close("wgmma", product<TILES, FROM_REGISTERS>(a, b, d, add),
                  product_reference<Exact>(widen<Exact>(a), widen<Exact>(b), widen<Exact>(start), n, DEPTH),
-                 product_reference<Naive<float>>(widen<Naive<float>>(a), widen<Naive<float>>(b), start, n, DEPTH),
+                 product_reference<OnWgmma>(widen<Naive<float>>(a), widen<Naive<float>>(b), start, n, DEPTH),
                  unit_roundoff<float>);
   }
 }
@@ -315,6 +319,20 @@ TEST_F(Hopper, ProductsFromTiles) {
 TEST_F(Hopper, ProductsFromRegisters) {
   check_products<8, true>();
   check_products<16, true>();
+}
+
+TEST_F(Hopper, ProductsAreAddedAsKnown) {
+  for (const KnownProduct& known : KNOWN_PRODUCTS) {
+    KnownInputs in(known, unsigned(&known - KNOWN_PRODUCTS) + 1);
+    std::vector<bf16> a(ROWS * DEPTH, of_bits(0)), b(DEPTH * 64, of_bits(0));
+    std::vector<float> c(ROWS * 64), sums(16 * 8);
+    auto at = [](size_t i) { return i / 8 * 64 + i % 8; };
+    for (size_t i = 0; i < in.a.size(); i++) a[i / 16 * DEPTH + i % 16] = from_float<bf16>(in.a[i]);
+    for (size_t i = 0; i < sums.size(); i++) b[at(i)] = from_float<bf16>(in.b[i]), c[at(i)] = in.c[i];
+    std::vector<float> d = product<8, false>(a, b, c, true);
+    for (size_t i = 0; i < sums.size(); i++) sums[i] = d[at(i)];
+    EXPECT_EQ(hash_of(sums), known.hopper) << "inputs from exponent " << known.exponent;
+  }
 }
 
 // s = a a^T and o = s v, for each of two warpgroups: the second product takes the first's sums as they lie in the

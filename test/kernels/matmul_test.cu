@@ -8,6 +8,7 @@
 #include "kernels/gelu.cuh"
 #include "kernels/matmul.cuh"
 #include "test/kernels/reference.h"
+#include "test/kernels/tensor_core.h"
 #include "test/support/compare.h"
 #include "test/support/device.h"
 #include "test/support/error_of.h"
@@ -31,23 +32,6 @@ template <class T> static std::vector<T> shifted(std::vector<T> values, size_t s
 template <class T> static std::vector<T> random_matrix(int rows, int columns, int pad, unsigned seed) {
   return with_gaps(random_normal<T>(size_t(rows) * columns, seed), columns, pad, from_float<T>(NAN));
 }
-
-// Naive<float> for sums of tensor cores, which are truncated, not rounded to nearest (Fasi, Higham, Mikaitis, Pranesh:
-// Numerical behavior of NVIDIA tensor cores, 2021).
-struct Chopped {
-  struct real {
-    float x;
-    real(double v = 0) : x(float(v)) {}
-    operator float() const { return x; }
-    real& operator+=(float product) {
-      double sum = double(x) + product;
-      x = float(sum);
-      if (std::fabs(x) > std::fabs(sum)) x = std::nextafter(x, 0.0f);
-      return *this;
-    }
-  };
-  static real round(real x) { return x; }
-};
 
 template <class TIn, class TOut> static void test_matmul(const Case& c, bool trans_a, bool trans_b) {
   std::string name = format("matmul %dx%dx%d %c%c pad %d beta %g epilogue %d adds %d", c.m, c.n, c.k,
@@ -84,7 +68,7 @@ template <class TIn, class TOut> static void test_matmul(const Case& c, bool tra
                        .c = c.adds ? added + c.shift : nullptr},
                       nullptr);
     // The product of bf16 matrices into float is stored, and rounded, in float.
-    using Plain = std::conditional_t<std::is_same_v<TIn, TOut>, Naive<TOut>, Chopped>;
+    using Plain = std::conditional_t<std::is_same_v<TIn, TOut>, Naive<TOut>, OnTensorCores>;
     auto reference = [&]<class P>(P) {
       return ref_matmul<P>(widen<P>(d0), widen<P>(a), widen<P>(b), c.m, c.n, c.k, trans_a, trans_b, ldd,
                            columns_a + c.pad, columns_b + c.pad, c.adds ? 1 : c.beta, int(c.epilogue), widen<P>(bias),
@@ -204,7 +188,7 @@ template <class T> static void test_bias_gradient(int m, int n, int k, int biase
       return std::pair(ref_matmul<P>(widen<P>(d0), widen<P>(a), widen<P>(b), m, n, k, true, false, n, m, n, 1).d, sums);
     };
     auto [exact_d, exact_dbias] = reference(Exact());
-    using Plain = std::conditional_t<std::is_same_v<T, float>, Naive<float>, Chopped>;
+    using Plain = std::conditional_t<std::is_same_v<T, float>, Naive<float>, OnTensorCores>;
     products.add(d.download(), exact_d, reference(Plain()).first);
     biases.add(dbias.download(), exact_dbias, reference(Naive<float>()).second);
   }

@@ -111,6 +111,13 @@ template <class P> void ref_bias_backward(Reals<P>& dbias, const Reals<P>& dout,
     for (int c = 0; c < n; c++) dbias[c] += dout[size_t(row) * ld + c];
 }
 
+// sum + the products a(k) b(k) for k < n: from left to right, or as P does it.
+template <class P, class A, class B> Real<P> add_all(Real<P> sum, int n, A a, B b) {
+  if constexpr (requires { P::add_all(sum, n, a, b); }) return P::add_all(sum, n, a, b);
+  for (int k = 0; k < n; k++) sum += a(k) * b(k);
+  return sum;
+}
+
 // ---- matrix products; the epilogue as 0 none, 1 bias, 2 bias and GELU, 3 GELU's derivative
 
 template <class P> struct RefMatmul {
@@ -125,10 +132,9 @@ RefMatmul<P> ref_matmul(const Reals<P>& d0, const Reals<P>& a, const Reals<P>& b
   RefMatmul<P> r{d0, aux0};
   for (int i = 0; i < m; i++)
     for (int j = 0; j < n; j++) {
-      R sum = 0;
-      for (int l = 0; l < k; l++)
-        sum += (trans_a ? a[size_t(l) * lda + i] : a[size_t(i) * lda + l]) *
-               (trans_b ? b[size_t(j) * ldb + l] : b[size_t(l) * ldb + j]);
+      R sum = add_all<P>(
+          0, k, [&](int l) { return trans_a ? a[size_t(l) * lda + i] : a[size_t(i) * lda + l]; },
+          [&](int l) { return trans_b ? b[size_t(j) * ldb + l] : b[size_t(l) * ldb + j]; });
       R& to = r.d[size_t(i) * ldd + j];
       R x = P::round(sum);
       if (epilogue == 1 || epilogue == 2) x = P::round(x + bias[j]);
