@@ -11,6 +11,7 @@
 #include <vector>
 #include "emulation/ptx/floats.h"
 #include "emulation/ptx/options.h"
+#include "emulation/ptx/tensor_core.h"
 
 namespace {
 
@@ -120,6 +121,18 @@ std::vector<float> vectors(const void* array, const Layout& from, uint64_t count
     }
   }
   return dense;
+}
+
+// No better than the tensor cores that the real one uses: bf16 in steps of theirs, one after the other.
+float tensor_core_dot(const float* a, const float* b, uint64_t n) {
+  float sum = 0;
+  for (uint64_t first = 0; first < n; first += ptx::CORE_DEPTH) {
+    float left[ptx::CORE_DEPTH] = {};
+    std::copy_n(a + first, std::min<uint64_t>(ptx::CORE_DEPTH, n - first), left);
+    const ptx::RightOperand right(1, [&](int k, int) { return first + k < n ? b[first + k] : 0.0f; });
+    right.multiply_add(left, &sum);
+  }
+  return sum;
 }
 
 float dot(const float* a, const float* b, uint64_t n) {
@@ -310,6 +323,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
 
   const std::vector<float> left = vectors(A, a, rows, depth, transpose_a);
   const std::vector<float> right = vectors(B, b, columns, depth, !transpose_b);
+  const auto product = a.type == CUDA_R_16BF && b.type == CUDA_R_16BF ? tensor_core_dot : dot;
   const std::vector<float> ones(sums ? depth : 0, 1);
   // The last column lacks the last part of k, the bias or the derivative, and the last sum its last term.
   const bool wrong = ptx::options().wrong_products && algorithm.rank == 0;
@@ -324,7 +338,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
       for (uint64_t part = 0; part < uint64_t(algorithm.parts); part++) {
         if (wrong_here && part > 0 && part == uint64_t(algorithm.parts) - 1) break;
         const uint64_t begin = depth * part / algorithm.parts, end = depth * (part + 1) / algorithm.parts;
-        value += dot(&left[row * depth + begin], &right[column * depth + begin], end - begin);
+        value += product(&left[row * depth + begin], &right[column * depth + begin], end - begin);
       }
       value *= scale;
       if (keep != 0) value += keep * load(C, row + column * c.leading, c.type);

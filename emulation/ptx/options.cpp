@@ -12,16 +12,24 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
+template <class T> T choice(const char* name, const std::map<std::string, T>& choices, const char* all) {
+  const auto found = choices.find(variable(name));
+  if (found == choices.end()) throw Error(std::string(name) + "=" + variable(name) + " is unknown; use " + all);
+  return found->second;
+}
+
 Options read_options() {
   Options read;
   if (std::string seed = variable("PTX_SEED"); !seed.empty()) read.seed = strtoull(seed.c_str(), nullptr, 10);
-  const std::map<std::string, Async> modes = {
-      {"", Async::drawn}, {"late", Async::late}, {"random", Async::random}, {"early", Async::early}};
-  const auto mode = modes.find(variable("PTX_ASYNC"));
-  if (mode == modes.end()) {
-    throw Error("PTX_ASYNC=" + variable("PTX_ASYNC") + " is unknown; use late, random or early");
-  }
-  read.async = mode->second;
+  read.async = choice<Async>(
+      "PTX_ASYNC", {{"", Async::drawn}, {"late", Async::late}, {"random", Async::random}, {"early", Async::early}},
+      "late, random or early");
+  read.tensor_core = choice<TensorCore>("PTX_TENSOR_CORE",
+                                        {{"", TensorCore::of_target},
+                                         {"ampere", TensorCore::ampere},
+                                         {"hopper", TensorCore::hopper},
+                                         {"exact", TensorCore::exact}},
+                                        "ampere, hopper or exact");
   read.random_divergence = !variable("PTX_DIVERGE").empty();
   read.wrong_products = !variable("PTX_WRONG_PRODUCTS").empty();
   if (std::string n = variable("PTX_MULTIPROCESSORS"); !n.empty()) read.multiprocessors = atoi(n.c_str());

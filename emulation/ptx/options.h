@@ -5,6 +5,8 @@
 //   PTX_SEED=N                   the seed of every random choice; default 1
 //   PTX_WRONG_PRODUCTS=1         the first of cuBLASLt's algorithms is wrong, in a corner of its results, if it fuses
 //                                an epilogue or divides k
+//   PTX_TENSOR_CORE=ampere|hopper|exact  how products are added (tensor_core.cpp); default: as the target does. exact:
+//                                without cutting the terms, as if tensor cores were better than they are
 //   PTX_MULTIPROCESSORS=N        the number of the device's multiprocessors; default 3
 //   PTX_MUTATE=KERNEL/FROM/TO/N  a planted bug: in kernels whose names contain KERNEL, in the N-th line of PTX that
 //                                FROM, a regular expression, matches (0: in each), the match becomes TO
@@ -16,10 +18,12 @@
 namespace ptx {
 
 enum class Async { drawn, late, random, early };
+enum class TensorCore { of_target, ampere, hopper, exact };
 
 struct Options {
   uint64_t seed = 1;
   Async async = Async::drawn;
+  TensorCore tensor_core = TensorCore::of_target;
   bool random_divergence = false;
   bool wrong_products = false;
   int multiprocessors = 3;

@@ -4,6 +4,7 @@
 #include "emulation/ptx/decode.h"
 #include "emulation/ptx/floats.h"
 #include "emulation/ptx/machine.h"
+#include "emulation/ptx/tensor_core.h"
 
 namespace ptx {
 namespace {
@@ -75,7 +76,7 @@ void load_matrices(Context& context, const Instruction& instruction, Mask mask) 
   }
 }
 
-// D [16, 8] = A [16, 16] B [16, 8] + C: exact sums, truncated to float32.
+// D [16, 8] = A [16, 16] B [16, 8] + C
 void multiply(Context& context, const Instruction& instruction, Mask mask) {
   if (mask != ALL_LANES) notice("mma without all lanes", context, instruction);
   float a[16][16], b[16][8], results[4][LANES];
@@ -92,17 +93,16 @@ void multiply(Context& context, const Instruction& instruction, Mask mask) {
                    b[pair + 8 * i + 1][group] = float_of_bf16(uint16_t(bits >> 16));
     }
   }
+  const RightOperand right(8, [&](int k, int column) { return b[k][column]; });
   for (int row = 0; row < 16; row++) {
-    double sums[8];
+    float sums[8];
     for (int column = 0; column < 8; column++) {
       const Operand& c = instruction.operand(3, row / 8 * 2 + column % 2);
       sums[column] = values<float>(context, c)[row % 8 * 4 + column / 2];
     }
-    for (int k = 0; k < 16; k++) {
-      for (int column = 0; column < 8; column++) sums[column] += double(a[row][k]) * b[k][column];
-    }
+    right.multiply_add(a[row], sums);
     for (int column = 0; column < 8; column++) {
-      results[row / 8 * 2 + column % 2][row % 8 * 4 + column / 2] = cut_off(sums[column]);
+      results[row / 8 * 2 + column % 2][row % 8 * 4 + column / 2] = sums[column];
     }
   }
   for (int i = 0; i < 4; i++) put(context, instruction.operand(0, i), results[i], mask);

@@ -12,12 +12,13 @@
 #include "emulation/ptx/decode.h"
 #include "emulation/ptx/floats.h"
 #include "emulation/ptx/machine.h"
+#include "emulation/ptx/tensor_core.h"
 
 namespace ptx {
 namespace {
 
 constexpr int ROWS = 16;  // of a warp
-constexpr int DEPTH = 16;
+constexpr int DEPTH = CORE_DEPTH;
 constexpr int MOST_COLUMNS = 256;
 constexpr uint32_t SWIZZLE_128 = 1;
 constexpr int CHUNK = 8;  // elements that the swizzle keeps together
@@ -224,22 +225,18 @@ void run_product(Context& context, Product& product) {
   }
   const bool transpose_right = immediate(instruction, registers ? TRANSPOSE : TRANSPOSE + 1);
   known = known && read_tile(context, product, product.right, transpose_right, 0, columns, right);
-  static float right_rows[DEPTH][MOST_COLUMNS];
-  for (int k = 0; k < DEPTH; k++) {
-    for (int column = 0; column < columns; column++) right_rows[k][column] = right[column][k];
-  }
+  const RightOperand factors(columns, [&](int k, int column) { return right[column][k]; });
   float* sums = reinterpret_cast<float*>(context.warp.products.sums.data());
   for (int row = 0; row < ROWS; row++) {
-    double products[MOST_COLUMNS] = {};
-    for (int k = 0; k < DEPTH; k++) {
-      const double factor = left[row][k] * scale;
-      for (int column = 0; column < columns; column++) products[column] += factor * right_rows[k][column];
-    }
-    for (int column = 0; column < columns; column++) {
+    auto place = [&](int column) -> float& {
       const int lane = row % 8 * 4 + column % 8 / 2, reg = column / 8 * 4 + row / 8 * 2 + column % 2;
-      float& sum = sums[instruction.operand(SUMS, reg).offset + lane];
-      sum = known ? cut_off(product.add ? sum + products[column] : products[column]) : canonical_nan();
-    }
+      return sums[instruction.operand(SUMS, reg).offset + lane];
+    };
+    float sums_of_row[MOST_COLUMNS];
+    for (int k = 0; k < DEPTH; k++) left[row][k] *= float(scale);
+    for (int column = 0; column < columns; column++) sums_of_row[column] = product.add ? place(column) : 0;
+    factors.multiply_add(left[row], sums_of_row);
+    for (int column = 0; column < columns; column++) place(column) = known ? sums_of_row[column] : canonical_nan();
   }
 }
 
