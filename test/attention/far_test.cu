@@ -1,9 +1,11 @@
 // The last rows of one head at lengths far beyond training, against float64: what sums over that many keys, lssar's
 // power and the rounding of large scores cost. With FULL=1 up to 131,072 keys: docs/results/far_keys.md has the errors
-// that it prints. Every family that suits the device: on a GPU in full; on the CPU layer, which can run a kernel's
-// first blocks without the others, only those that have the last rows.
+// that it prints. On a GPU every family that suits it, in full; on the CPU layer, which can run a kernel's first blocks
+// without the others, every family, only the blocks that have the last rows.
 #include <cstdlib>
+#include <limits>
 #include <map>
+#include <random>
 
 #include "test/attention/attention_reference.h"
 
@@ -81,9 +83,11 @@ template <class T> class LastRows {
     auto plain = last(ref_attention<Naive<T>>(s_, shape_, widen<Naive<T>>(prepared), {}, first, bias_));
     for (const Family<T>& family : families_of<T>(s_.kind)) {
       DeviceArray<T> out(shape_.out_size());
-      if (!family.suits_device() || !family.supports(call, {x, out})) continue;
+      if (!(on_cpu || family.suits_device()) || !family.supports(call, {x, out})) continue;
       call.family = family.name;
-      run_blocks(shape_.T % 32 && shape_.T > 32 ? 2 : 1);  // the first block, or two, have the last rows
+      // The first block, or two, have the last rows, if there are as many blocks as tiles of rows.
+      if (on_cpu) call.spare_multiprocessors = -shape_.T;
+      run_blocks(shape_.T % 32 && shape_.T > 32 ? 2 : 1);
       attention_forward<T>(out, nullptr, x, call, false);
       run_blocks(UINT64_MAX);
       std::vector<T> got = last(out.download());
