@@ -85,7 +85,7 @@ def readable(names):
 def title(name):
   """softmax, D 64, forward: what a kernel of attention is called in the tables; others keep their name."""
   found = re.match(r"attention_(forward|backward_keys|backward_queries)_(hopper_)?(?:tensor_)?kernel"
-                   r"<(?:bf16, )?(\w+)<.*Tile<(\d+)", name)
+                   r"<(?:bf16, )?(?:\w+Of<score_)?(\w+)[<,].*Tile<(\d+)", name)
   if not found:
     return name
   power = re.search(r"FixedPower<(\d+)>|(AnyPower)", name)
