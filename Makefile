@@ -3,6 +3,7 @@
 #   CPPFLAGS, LDFLAGS       added to every compile and link            MARCH=native    the CPU to build for
 #   NCCL=0                  without NCCL (default if it is missing)    SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention              HEAD_DIM=64     only kernels of these head sizes
+#   KINDS="my_score.cuh"    also the kinds of these files (attention/score.h)
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 all: train
 include scripts/toolchain.mk  # what this machine has: sets BACKEND, NVCC, ARCH, NCCL, HAVE_PCRE2
@@ -17,16 +18,18 @@ OTHERWISE := $(if $(filter cpu,$(BACKEND)),kernels/matmul.cu) ranks/$(if $(filte
 SOURCES := $(filter-out $(OTHERWISE),$(SOURCES))
 # Every family of attention kernels, attention/FAMILY/kernels.cuh, is compiled once for each kind. On the CPU only tests
 # run the families for tensor cores: dispatch finds those that are linked.
-KINDS := $(shell tr '\n' ' ' < attention/settings.h | sed 's/.*enum class Kind {\([^}]*\)}.*/\1/' | tr -d ,)
-ATTN ?= $(KINDS)
-ifneq ($(filter-out $(KINDS),$(ATTN)),)
-  $(error ATTN=$(filter-out $(KINDS),$(ATTN)) is unknown; choose from $(KINDS))
+SHIPPED := $(shell tr '\n' ' ' < attention/settings.h | sed 's/.*enum class Kind {\([^}]*\)}.*/\1/' | tr -d ,)
+ATTN ?= $(SHIPPED)
+ifneq ($(filter-out $(SHIPPED),$(ATTN)),)
+  $(error ATTN=$(filter-out $(SHIPPED),$(ATTN)) is unknown; choose from $(SHIPPED))
 endif
+# Kinds that are files, numbered behind the others; those of KINDS by name
+FILE_KINDS := $(basename $(notdir $(KINDS)))
 # what kernels/hopper.cuh serves is there on the CPU and on sm_90a
 WITHOUT_HOPPER := $(if $(filter cpu,$(BACKEND))$(filter 90a,$(ARCH)),,hopper)
 FAMILIES := $(filter-out $(WITHOUT_HOPPER),$(patsubst attention/%/kernels.cuh,%,$(wildcard attention/*/kernels.cuh)))
 FOR_TESTS := $(if $(filter cpu,$(BACKEND)),$(filter-out general,$(FAMILIES)))
-INSTANCES := $(foreach family,$(FAMILIES),$(ATTN:%=$(BUILD)/attention/$(family)/%.cu))
+INSTANCES := $(foreach family,$(FAMILIES),$(patsubst %,$(BUILD)/attention/$(family)/%.cu,$(ATTN) $(FILE_KINDS)))
 OBJECTS := $(INSTANCES:=.o) $(SOURCES:%=$(BUILD)/%.o)  # those that take longest first
 TRAIN_OBJECTS := $(filter-out $(FOR_TESTS:%=$(BUILD)/attention/%/%),$(OBJECTS))
 # test/ROOM/*_test are one program, test_ROOM, where a room is host code; elsewhere test/ROOM/NAME_test is test_NAME.
@@ -110,10 +113,24 @@ $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags $(PRECOMPILED:=.gch)
 	$(call SAY,compile,$<)$(COMPILE_CPP) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(INSTANCES:=.o): %.o: % $(BUILD)/flags $(PRECOMPILED:=.gch)
 	$(call SAY,compile,$<)$(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
-$(INSTANCES): $(BUILD)/attention/%.cu: Makefile
+FILE_INSTANCES := $(foreach kind,$(FILE_KINDS),$(filter %/$(kind).cu,$(INSTANCES)))
+$(filter-out $(FILE_INSTANCES),$(INSTANCES)): $(BUILD)/attention/%.cu: Makefile
 	@mkdir -p $(@D)
 	@{ echo '#include "attention/$(*D)/kernels.cuh"'; \
 	   echo '[[maybe_unused]] static const bool added = add_$(*D)<Kind::$(*F)>();'; } $(IF_NEW)
+# The number of a kind follows from its place in KINDS.
+NUMBER = $(words $(SHIPPED) $(shell printf '%s\n' $(FILE_KINDS) | sed '/^$(*F)$$/q' | sed 1d))
+$(FILE_INSTANCES): $(BUILD)/attention/%.cu: Makefile FORCE
+	@mkdir -p $(@D)
+	@{ echo '#include "attention/formula.cuh"'; \
+	   echo '#include "$(realpath $(filter %/$(*F).cuh $(*F).cuh,$(KINDS)))"'; \
+	   echo '#include "attention/$(*D)/kernels.cuh"'; \
+	   echo 'template <class Maths> struct PolicyOf<Kind($(NUMBER)), Maths> :'; \
+	   echo '  OnePolicy<PolicyOfFile<score_$(*F), Maths>> {};'; \
+	   echo '[[maybe_unused]] static const bool added = add_$(*D)<Kind($(NUMBER))>();'; } $(IF_NEW)
+$(BUILD)/attention/kinds.cpp.o: $(BUILD)/kinds.inc
+$(BUILD)/kinds.inc: FORCE
+	@mkdir -p $(@D); bash scripts/kind_files.sh "$(SHIPPED)" $(KINDS) $(IF_NEW)
 $(PRECOMPILED:=.gch): kernels/gpu.cuh $(BUILD)/flags
 	@echo '#include "$<"' > $(@:.gch=)
 	$(call SAY,compile,$@)$(HOST) -MMD -MP -MF $(@:.h.gch=.d) -x c++-header $(@:.gch=) -o $@
@@ -147,4 +164,4 @@ include bench/bench.mk
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile */*.mk | expand -t16; sed -n '1,5s/^# \?//p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile */*.mk | expand -t16; sed -n '1,6s/^# \?//p' Makefile

@@ -149,6 +149,7 @@ void Program::check_settings() {
     prompt_tokens(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_,
                   config_.generate.prompt);
   if (is(Mode::train) && ranks_.rank == 0) tokenizer_ = tokenizer_files(config_);
+  if (is(Mode::train) && ranks_.rank == 0) tokenizer_.merge(texts_of_kinds(config_));
 }
 
 // The device and the data.

@@ -7,17 +7,18 @@
 
 namespace {
 
-constexpr int KINDS = int(std::size(kind_names)), LARGEST_D = 512;
+constexpr int LARGEST_D = 512;
+int kinds() { return int(kind_names.size()); }
 
 void check_built(Kind kind) {
-  if (int(kind) < KINDS && attention_is_built(kind)) return;
+  if (int(kind) < kinds() && attention_is_built(kind)) return;
   std::string built;
-  for (int k = 0; k < KINDS; k++)
+  for (int k = 0; k < kinds(); k++)
     if (attention_is_built(Kind(k))) built += (built.empty() ? "" : ", ") + std::string(kind_names[k]);
   user_error(
       "config: attention.kind = \"%s\" has no kernels in this build, left out by make ATTN=...; choose one of %s, or "
       "build with it",
-      int(kind) < KINDS ? kind_names[int(kind)] : "?", built.c_str());
+      int(kind) < kinds() ? kind_names[int(kind)] : "?", built.c_str());
 }
 
 // The first of a kind's families, or the one with this name, that supports the call.
@@ -36,17 +37,22 @@ template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) 
   const AttentionSettings& s = call.settings;
   if (s.bias != Bias::none && !call.bias) failure("attention: the settings have a bias, but no array of it was given");
   float no_sink = call.window_or_bias() ? -0x1p100f : -INFINITY;
-  return {.power = float(s.power),
-          .exponent = std::max(float(s.power) - 1, 1e-30f),
-          .offset = float(s.offset),
-          .log_context = logf(float(call.context)),
-          .offset_free_rows = s.offset_free_rows,
-          .sink = s.sink == Sink::none ? no_sink : 0.0f,
-          .window = s.window > 0 ? s.window : NO_WINDOW,
-          .sink_tokens = s.sink_tokens,
-          .bias = s.bias == Bias::none ? nullptr : call.bias,
-          .per_unit = float(1 / score_unit(s.kind)),
-          .threshold = float(s.threshold)};
+  KernelSettings settings = {.power = float(s.power),
+                             .exponent = std::max(float(s.power) - 1, 1e-30f),
+                             .offset = float(s.offset),
+                             .log_context = logf(float(call.context)),
+                             .offset_free_rows = s.offset_free_rows,
+                             .sink = s.sink == Sink::none ? no_sink : 0.0f,
+                             .window = s.window > 0 ? s.window : NO_WINDOW,
+                             .sink_tokens = s.sink_tokens,
+                             .bias = s.bias == Bias::none ? nullptr : call.bias,
+                             .per_unit = float(1 / score_unit(s.kind)),
+                             .threshold = float(s.threshold),
+                             .heads = float(call.shape.H)};
+  if (const KindFile* file = kind_file(s.kind))
+    for (size_t n = 0; n < file->parameters.size(); n++)
+      settings.parameters[n] = float(s.parameters[file->first_parameter + n]);
+  return settings;
 }
 
 template <class T> const T* sink_of(const AttentionCall<T>& call) {
@@ -58,7 +64,8 @@ template <class T> const T* sink_of(const AttentionCall<T>& call) {
 }  // namespace
 
 template <class T> std::vector<Family<T>>& families_of(Kind kind) {
-  static std::vector<Family<T>> families[KINDS];  // function-local: constructed before the first file adds to it
+  static std::vector<std::vector<Family<T>>> families(
+      kinds());  // function-local: there before the first file adds to it
   return families[int(kind)];
 }
 

@@ -20,6 +20,7 @@ struct KernelSettings {
   const float2* bias = nullptr;             // c [B, H, T], or nullptr
   float per_unit = 1;                       // 1 / score_unit(kind)
   float threshold = 0;
+  float heads = 0, parameters[MOST_PARAMETERS] = {};  // of a kind of a file (formula.cuh)
 };
 
 // out [B, T, H, D] =, stats = (nullptr in evaluation), from qkv. sink is [H] or nullptr.

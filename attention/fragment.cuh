@@ -56,6 +56,21 @@ __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mas
   });
 }
 
+// With a policy of a file: z = what weigh() takes, of the warp's queries, counted from i0, and keys from j0 on.
+template <class Policy, int M, int N>
+__device__ __forceinline__ void score_formula(float (&z)[M][N][4], const Policy& policy, int i0, int j0,
+                                              const Fragment& mine = {}) {
+  for_rows<M>([&](int m, int half) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        float& score = z[m][n][2 * half + c];
+        score = policy.score(score, i0 + mine.row(half, m), j0 + mine.column(n) + c);
+      }
+  });
+}
+
 // With a bias: to[row] = the sum of dz of each of the warp's held rows, of which the four lanes of a row have parts.
 template <int M>
 __device__ __forceinline__ void store_dz_sums(float* to, int held0, int T, float (&sums)[M][2],

@@ -106,7 +106,7 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
     for (int n = 0; n < Policy::OUTPUTS; n++) dot[n] += shuffle_xor(dot[n], mask);
   if (lane != 0 || t >= shape.row_pitch) return;
   if (t < shape.T) {
-    Policy policy(settings, 0);
+    Policy policy(settings, 0, h);
     for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
     policy.row_for_backward(Mask(settings, shape.T, 0).keys(t), saved, dot, row);
   }

@@ -20,7 +20,7 @@
 //   for each key: grad(z, dp, row, p =, dz =)             // dp: dO . v; p: the weight; dz: the score's gradient
 //                 or, with FROM_WEIGHT, p = weight(z, row) before dp is known, then dz = grad(p, dp, row)
 //
-// The constructor, Policy(settings, sink), runs on the device, once for each head. Constants of a policy:
+// The constructor, Policy(settings, sink, head), runs on the device, once for each head. Constants of a policy:
 //
 //   SWEEPS      over the keys in the forward pass: 1 or 2
 //   OUTPUTS     weighted sums of the values: 1, or 2 (the second, in float32, is for the backward pass alone)
@@ -28,6 +28,7 @@
 //   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
 //   HEAVY       registers that grad() needs: 0 few, 1 with slopes, 2 with any power
 //   FROM_WEIGHT grad() takes the weight in place of the score
+//   OF_FILE     the weights are of score(z, i, j) in place of z, and grad() takes i and j too (formula.cuh)
 //   Evaluation  a type: the policy of a forward pass that no backward pass follows
 //   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
 //               row (read by the backward kernels); kernels give each array one element more, so that none is empty
@@ -53,7 +54,7 @@ template <class Policies, class Call, class F> void with_policy_and_mask(const C
 // Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
-  static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false;
+  static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false, OF_FILE = false;
   static constexpr int HEAVY = 0;
   enum { SUMS };
   enum { CONSTANTS };
@@ -76,7 +77,7 @@ template <class Maths> struct Softmax : PolicyDefaults {
   enum { LSE, SAVED };
   enum { ROW_LSE, DOT, ROW_VALUES };
   float sink;
-  __device__ Softmax(const KernelSettings&, float sink) : sink(sink) {}
+  __device__ Softmax(const KernelSettings&, float sink, int) : sink(sink) {}
   __device__ void start_sweep(int, int, float* sums, bool first) const {
     sums[MAX] = sink;
     sums[SUM] = first && sink > -INFINITY ? 1 : 0;
@@ -118,7 +119,7 @@ template <class Maths> struct Lssa : PolicyDefaults {
   enum { SUM, SUMS };
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROW_VALUES };
-  __device__ Lssa(const KernelSettings&, float) {}
+  __device__ Lssa(const KernelSettings&, float, int) {}
   __device__ void start_sweep(int, int, float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
     weight[0] = Maths::softplus2(z);
@@ -179,7 +180,7 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
   enum { ROW_SLOPE, ROW_FLOOR, FACTOR, FACTOR_DOT, E_OVER_S, ROW_INVERSE_W, ROW_VALUES = ROW_INVERSE_W + !ROOT };
   float power, exponent, offset;
   int offset_free_rows;
-  __device__ Lssar(const KernelSettings& s, float)
+  __device__ Lssar(const KernelSettings& s, float, int)
       : power(s.power), exponent(s.exponent), offset(s.offset), offset_free_rows(s.offset_free_rows) {}
   __device__ float offset_of(int n) const { return n <= offset_free_rows ? 0 : offset; }
   // x = max(0, slope f - floor), at most 1, and x^(power - 1), 0 where x is 0
@@ -275,7 +276,7 @@ template <class Maths> struct Sigmoid : PolicyDefaults {
   using Evaluation = Sigmoid;
   static constexpr bool FROM_WEIGHT = true;
   float log_context;
-  __device__ Sigmoid(const KernelSettings& s, float) : log_context(s.log_context) {}
+  __device__ Sigmoid(const KernelSettings& s, float, int) : log_context(s.log_context) {}
   __device__ void weigh(float z, const float*, float*, float* weight) const {
     weight[0] = Maths::sigmoid(z - log_context);
   }
@@ -289,7 +290,7 @@ template <class Maths> struct PolicyOf<Kind::sigmoid, Maths> : OnePolicy<Sigmoid
 template <class Maths> struct Relu : PolicyDefaults {
   using Evaluation = Relu;
   enum { INVERSE_N, ROW_VALUES };
-  __device__ Relu(const KernelSettings&, float) {}
+  __device__ Relu(const KernelSettings&, float, int) {}
   __device__ void weigh(float z, const float*, float*, float* weight) const { weight[0] = max(z, 0.0f); }
   __device__ void finish(int n, const float*, const float*, float* factor, float*) const { factor[0] = 1.0f / n; }
   __device__ void row_for_backward(int n, const float*, const float*, float* row) const { row[INVERSE_N] = 1.0f / n; }
@@ -319,7 +320,7 @@ template <class Maths> struct Threshold : PolicyDefaults {
   enum { TAU, SUMS };
   enum { ROW_TAU, ROW_VALUES };
   float threshold;
-  __device__ Threshold(const KernelSettings& s, float) : threshold(s.threshold) {}
+  __device__ Threshold(const KernelSettings& s, float, int) : threshold(s.threshold) {}
   __device__ float tau(int n) const { return threshold * sqrtf(2 * logf(float(n))); }
   __device__ void start_sweep(int, int n, float* sums, bool) const { sums[TAU] = tau(n); }
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
@@ -336,18 +337,20 @@ template <class Maths> struct Threshold : PolicyDefaults {
 };
 template <class Maths> struct PolicyOf<Kind::threshold, Maths> : OnePolicy<Threshold<Maths>> {};
 
-// p and dz of a score, with either form of grad(); finish_gradient(): from a z that weight() has made p where it can.
+// p and dz of the score of query i and key j, with any form of grad(); finish_gradient(): from a z that weight() has
+// made p where it can.
 template <class Policy>
 __device__ __forceinline__ void finish_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
-                                                float& dz) {
+                                                float& dz, int i, int j) {
   if constexpr (Policy::FROM_WEIGHT) p = z, dz = policy.grad(p, dp, row);
+  else if constexpr (Policy::OF_FILE) policy.grad(z, dp, row, p, dz, i, j);
   else policy.grad(z, dp, row, p, dz);
 }
 template <class Policy>
 __device__ __forceinline__ void score_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
-                                               float& dz) {
+                                               float& dz, int i, int j) {
   if constexpr (Policy::FROM_WEIGHT) z = policy.weight(z, row);
-  finish_gradient(policy, z, dp, row, p, dz);
+  finish_gradient(policy, z, dp, row, p, dz, i, j);
 }
 
 // On tensor cores four neighbouring lanes share a row: this merges their sums, and all four get the same bits.

@@ -1,12 +1,42 @@
 // The settings of attention and its gate. Each enum is followed by its names, in the same order. The configuration's
 // table, the kernels, tests and benchmarks all take them from here. Plain C++, for files that do not include CUDA.
 #pragma once
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 
-enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2, threshold };  // from scores z to weights P
-inline constexpr const char* kind_names[] = {"softmax", "lssa", "lssar", "sigmoid", "relu", "relu2", "threshold"};
+// From scores z to weights P. Behind these are the kinds of files (score.h), numbered on; make lists the names of all.
+enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2, threshold };
+extern const std::span<const char* const> kind_names;
+bool sums_to_1(Kind kind);                 // whether a row's weights do
+std::vector<double> default_parameters();  // those of all files, in their order
+// A kind that is a file (score.h).
+enum class RowWeights { softmax, sum, none };  // f as e^f / sum e^f, as f / sum f, or as it is
+constexpr int MOST_PARAMETERS = 4;
+struct ScoreKey {
+  const char* name;
+  double initial;
+  const char *allowed, *help;  // as in settings/table.cpp
+};
+// Of f at one place. Parameters: as many as the file has.
+struct ScorePosition {
+  int i, j, n, head, heads;
+  const double* parameters;
+};
+struct KindFile {
+  const char *name, *path, *text;
+  RowWeights weights;
+  std::span<const ScoreKey> parameters;
+  int first_parameter;  // in AttentionSettings::parameters
+  // value and slope of f in double; in float, as a naive formula computes them
+  void (*exact)(double z, const ScorePosition&, double& value, double& slope);
+  void (*naive)(float z, const ScorePosition&, float& value, float& slope);
+};
+std::span<const KindFile> kind_files();
+const KindFile* kind_file(Kind kind);  // nullptr: a kind of policies.cuh
+
 // Kernels take the scores of these kinds as multiples of ln 2, because 2^x is cheaper than e^x: softplus(z) / ln 2 =
 // log2(1 + 2^(z / ln 2)), and weights softplus(z) / S do not depend on the unit of softplus.
 constexpr double score_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? 0.69314718055994531 : 1; }
@@ -52,23 +82,23 @@ struct AttentionSettings {
   double power = 15;        // lssar
   double offset = 1;
   int offset_free_rows = 3;
-  double threshold = 1;    // threshold
-  Sink sink = Sink::none;  // softmax
-  int window = 0;          // a row sees its last `window` keys and the first `sink_tokens`; 0: all
+  double threshold = 1;                                   // threshold
+  std::vector<double> parameters = default_parameters();  // of the kinds of files: KindFile::first_parameter
+  Sink sink = Sink::none;                                 // softmax
+  int window = 0;  // a row sees its last `window` keys and the first `sink_tokens`; 0: all
   int sink_tokens = 0;
   Bias bias = Bias::none;
   GateSettings gate = {};
-  bool sums_to_1() const { return kind == Kind::softmax || kind == Kind::lssa || kind == Kind::lssar; }
+  bool sums_to_1() const { return ::sums_to_1(kind); }
   // Kinds whose weights sum to 1 have none: their backward pass needs the output as it was.
   QkNorm norm_of_output() const { return sums_to_1() ? QkNorm::none : output_norm; }
   int keys_seen(int rows) const { return window > 0 && rows - window > sink_tokens ? window + sink_tokens : rows; }
 };
 
 // The enumerator of that name; any other name is a user_error that lists the allowed ones. `what`: what the user set.
-template <class Enum, size_t N>
-Enum from_name(const char* what, const char* const (&names)[N], const std::string& name) {
+template <class Enum> Enum from_name(const char* what, std::span<const char* const> names, const std::string& name) {
   std::string allowed;
-  for (size_t i = 0; i < N; i++) {
+  for (size_t i = 0; i < names.size(); i++) {
     if (name == names[i]) return Enum(i);
     allowed += (i ? ", " : "") + std::string(names[i]);
   }

@@ -134,7 +134,8 @@ def weights(z, settings, context, sink=None):
   if kind == "threshold":
     return F.relu(z - settings.threshold * (2 * rows.log()).sqrt()).square() * seen
   if kind not in ("lssa", "lssar"):
-    raise ValueError(f"attention.kind {kind!r} has no formula here")
+    raise ValueError(f"attention.kind {kind!r} is a file, {kind}.cuh in the checkpoint, whose formula is missing here: "
+                     "add it to weights() in modeling_plusgpt.py, in PyTorch")
   f = F.softplus(z) * seen
   a = shares(f, f.sum(-1, keepdim=True))
   return a if kind == "lssa" else sharpened(a, rows, seen, settings)

@@ -61,6 +61,7 @@ static void complete(Config& c) {
              c.train.tokens, c.batch.tokens, c.train.steps);
     c.origins["train.steps"] = "train.tokens / batch.tokens";
   }
+  check_kind_files(c);
   if (c.eval.lengths.empty()) {
     c.eval.lengths = {m.context};
     c.origins["eval.lengths"] = "model.context";

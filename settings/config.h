@@ -59,6 +59,7 @@ struct Config {
 
   std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves
   AttentionSettings attention;
+  std::string kind_file;            // "NAME HASH,..." of the layers' kinds that are files (attention/score.h)
   std::vector<std::string> layers;  // attention.layers: repeated over the layers; empty: all as the other keys say
   // At this length: beyond the trained one eval.window takes the place of attention.window.
   bool has_eval_window(int length) const { return length > model.context && eval.key_window > 0; }
@@ -200,6 +201,9 @@ Config parse_config(std::string_view text, const std::string& file, const std::v
                     bool trains = true);
 Config config_from_json(const nlohmann::json& root, const std::string& file, const std::vector<std::string>& sets = {},
                         bool trains = true);
+
+// Texts of the kinds that are files, by name: checkpoints carry them.
+std::map<std::string, std::string> texts_of_kinds(const Config& config);
 
 inline constexpr int MOST_MICRO = 64;  // sequences, where batch.micro is chosen
 // Chooses or checks batch.micro, which depends on the ranks and on the memory. `fits`: the largest that the memory plan

@@ -89,9 +89,12 @@ std::string assign(const ConfigRow& row, const EnumField& target, const json& va
   if (name != target.names.end()) return target.set(size_t(name - target.names.begin())), "";
   std::string list = allowed_text(row, ", ");
   if (!value.is_string()) return "must be one of " + list;
-  return "is unknown (" + list + ")" +
-         (value == "softmax1" ? "; softmax1 is attention.sink = \"one\""
-                              : did_you_mean(value.get<std::string>(), {target.names.begin(), target.names.end()}));
+  std::string hint = value == "softmax1"
+                         ? "; softmax1 is attention.sink = \"one\""
+                         : did_you_mean(value.get<std::string>(), {target.names.begin(), target.names.end()});
+  if (hint.empty() && row.key == std::string("attention.kind"))
+    hint = "; a kind of one's own needs a build with its file: make KINDS=PATH.cuh (checkpoints hold it)";
+  return "is unknown (" + list + ")" + hint;
 }
 
 std::string assign(const ConfigRow&, std::vector<std::string>& target, const json& value) {

@@ -40,6 +40,7 @@ ordered_json config_json(const Config& config, const std::vector<std::string>& s
   copy.train.tokens = 0;  // steps holds what it asked for, and both together would be refused
   ordered_json root;
   for (const ConfigRow& row : config_rows(copy)) {
+    if (row.needs && row.needs->of_a_file && !row.needs->met(config)) continue;
     std::string path = row.key, section = path.substr(0, path.find('.'));
     std::replace(path.begin(), path.end(), '.', '/');
     if (sections.empty() || std::count(sections.begin(), sections.end(), section))
@@ -117,7 +118,7 @@ std::string attention_text(const Config& config) {
   if (Kind kind = config.attention.kind; kind != plain_variant(variant).attention.kind)
     variant = kind_names[int(kind)];  // each kind is a variant too
   std::set<std::string> idle = idle_keys(config);
-  idle.insert("attention.variant");
+  idle.insert({"attention.variant", "attention.kind_file"});
   for (const ChangedSetting& change : changed_settings(plain_variant(variant), config))
     if ((change.key.starts_with("attention.") || change.key == "model.position") && !idle.contains(change.key))
       append_item(changes, change.key.substr(change.key.find('.') + 1) + " = " + change.is);

@@ -7,6 +7,13 @@
 #include "base/error.h"
 #include "base/json.h"
 
+static EnumField choice(Kind& field) {
+  return {{kind_names.begin(), kind_names.end()},
+          [&field] { return size_t(field); },
+          [&field](size_t index) { field = Kind(index); },
+          nullptr};
+}
+
 // number: the value of the last enumerator, which then has no name in a configuration.
 template <class Enum, size_t N>
 static EnumField choice(Enum& field, const char* const (&names)[N], double* number = nullptr) {
@@ -95,7 +102,7 @@ static ConfigRow only_with(const Needs& needs, ConfigRow row) {
   return row;
 }
 
-std::vector<ConfigRow> config_rows(Config& c) {
+static std::vector<ConfigRow> rows_of_all(Config& c) {
   auto& m = c.model;
   auto& a = c.attention;
   auto& g = c.attention.gate;
@@ -131,7 +138,7 @@ std::vector<ConfigRow> config_rows(Config& c) {
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
     {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
      "factor of a row's scores"},
-    only_with(KIND, {"attention.kind", choice(a.kind, kind_names), "", no, "how scores become weights"}),
+    only_with(KIND, {"attention.kind", choice(a.kind), "", no, "how scores become weights"}),
     only_with(LSSAR, {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"}),
     only_with(LSSAR, {"attention.offset", &a.offset, "[0, 1e6]", no,
                       "subtracted in lssar's second stage, in units of the mean weight"}),
@@ -275,14 +282,21 @@ std::vector<ConfigRow> config_rows(Config& c) {
 }
 // clang-format on
 
+std::vector<ConfigRow> config_rows(Config& c) {
+  std::vector<ConfigRow> rows = rows_of_all(c), of_files = rows_of_files(c, rows);
+  auto is_threshold = [](const ConfigRow& row) { return row.key == std::string("attention.threshold"); };
+  rows.insert(std::ranges::find_if(rows, is_threshold) + 1, of_files.begin(), of_files.end());
+  return rows;
+}
+
 ConfigRow config_row(Config& config, const std::string& key) {
   for (ConfigRow& row : config_rows(config))
     if (row.key == key) return row;
   failure("%s is not in the configuration table", key.c_str());
 }
 
-const std::vector<Variant>& variants() {
-  static const std::vector<Variant> table = {
+static std::vector<Variant> shipped_variants() {
+  return {
       {"softmax", {}},
       {"sigmoid_gated", {{"attention.gate.activation", "sigmoid"}, {"attention.gate.bias", "false"}}},
       {"softplus_gated",
@@ -310,6 +324,14 @@ const std::vector<Variant>& variants() {
       {"relu2", {{"attention.kind", "relu2"}}},
       {"threshold", {{"attention.qk_norm", "rms"}, {"attention.kind", "threshold"}, {"attention.output_norm", "rms"}}},
   };
+}
+
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> table = [] {
+    std::vector<Variant> all = shipped_variants();
+    for (const KindFile& file : kind_files()) all.push_back({file.name, {{"attention.kind", file.name}}});
+    return all;
+  }();
   return table;
 }
 

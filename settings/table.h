@@ -25,8 +25,9 @@ struct EnumField {
 // When a key has an effect.
 struct Needs {
   const char* what;  // "attention.kind = \"lssar\""
-  bool (*met)(const Config&);
+  std::function<bool(const Config&)> met;
   bool or_a_flag = false;  // a flag may ask for what it needs, as --lengths, where nothing is trained
+  bool of_a_file = false;  // this build alone has the key, of a kind that is a file: written where it has an effect
 };
 
 // What another value does at --resume.
@@ -49,7 +50,8 @@ struct ConfigRow {
   const Needs* needs = nullptr;  // nullptr: it always has an effect
 };
 std::vector<ConfigRow> config_rows(Config& config);
-ConfigRow config_row(Config& config, const std::string& key);  // one of them
+std::vector<ConfigRow> rows_of_files(Config& config, const std::vector<ConfigRow>& others);  // those of kind_files()
+ConfigRow config_row(Config& config, const std::string& key);                                // one of them
 
 // What a variant changes: key and value, the value as in --set. The first one changes nothing.
 struct Variant {
@@ -108,6 +110,9 @@ class Mistakes {
 };
 
 Config plain_variant(const std::string& name);  // the defaults, with what this variant sets
+
+// Fills in Config::kind_file; a user_error if it names other texts of the files than this build's.
+void check_kind_files(Config& config);
 
 // Values that follow from others, then the rules between keys. `config` is as it was read: origins name the keys that
 // were given.

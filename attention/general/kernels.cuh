@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   int i0 = place.row, chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
   Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
   Head<T> v = head_of_qkv(qkv, 2, place.b, place.h, shape);
-  Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink);
+  Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink, place.h);
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
@@ -95,6 +95,10 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       // Scores, masked
       score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == tiles.begin);
       mask_scores<Tile, false>(z[0], mask, i0, j0);
+      if constexpr (Policy::OF_FILE) {
+        for (int x = 0; x < X; x++)
+          for (int e = 0; e < E; e++) z[0][x][e] = policy.score(z[0][x][e], i0 + mine.held + e, j0 + mine.streamed(x));
+      }
 
       // First of two sweeps
       if (!weighing) {
@@ -231,7 +235,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   size_t count = shape.rows(gridDim.z);
   size_t head = (size_t(place.b) * shape.H + place.h) * shape.T;
   rows += head;
-  Policy policy(settings, 0);
+  Policy policy(settings, 0, place.h);
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template query_tiles<Tile::STREAM>(j0, Tile::HELD);
 
@@ -252,7 +256,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 #pragma unroll
       for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
         float p[AT_ONCE], dz[AT_ONCE];
-        for (int e = 0; e < AT_ONCE; e++) score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e]);
+        for (int e = 0; e < AT_ONCE; e++)
+          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e], i, j0 + mine.held + e0 + e);
         write_neighbours(p_tile + to + e0, p);
         write_neighbours(dz_tile + to + e0, dz);
       }
@@ -298,7 +303,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   size_t count = shape.rows(gridDim.z);
   size_t head = (size_t(place.b) * shape.H + place.h) * shape.T;
   rows += head;
-  Policy policy(settings, 0);
+  Policy policy(settings, 0, place.h);
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
@@ -324,7 +329,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) {
           float r[ROW_VALUES + 1], p;
           for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e]);
+          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e], i0 + mine.held + e0 + e,
+                         j0 + mine.streamed(x));
         }
         write_neighbours(to + e0, dz);
       }
@@ -415,7 +421,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   int i0 = place.row;
   Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
   size_t all_rows = shape.rows(gridDim.z), first_row = (size_t(place.b) * shape.H + place.h) * shape.T;
-  Policy policy(settings, 0);
+  Policy policy(settings, 0, place.h);
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
@@ -445,7 +451,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) {
           float r[ROW_VALUES + 1], p, dz, score = z[0][x][e0 + e];
           for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          score_gradient(policy, score, 0, r, p, dz);
+          score_gradient(policy, score, 0, r, p, dz, i0 + mine.held + e0 + e, j0 + mine.streamed(x));
           weights[e] = score == -INFINITY ? -1 : p;
         }
         write_neighbours(to + e0, weights);

@@ -23,7 +23,7 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
   static constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
 
   bf16 *keys = Base::held(0), *values = keys + Tile::HELD_SIZE;
-  Policy policy{a.settings, 0};
+  Policy policy{a.settings, 0, tile.head % a.shape.H};
   float z[N][4], dp[N][4], dk[Tile::DIM / 8][4], dv[Tile::DIM / 8][4], dz_sums[1][2] = {};
   unsigned p[Tile::K][4], dz[Tile::K][4];  // as left operands
 
@@ -89,7 +89,8 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
         float pair_p[2], pair_dz[2];
 #pragma unroll
         for (int c = 0; c < 2; c++)
-          finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
+          finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c],
+                          i0 + mine.column(n) + c, block_row + mine.row(half));
         keep_weights<bf16>(p[n / 2], n, half, pair_p[0], pair_p[1]);
         keep_weights<bf16>(dz[n / 2], n, half, pair_dz[0], pair_dz[1]);
         if constexpr (Mask::ADDS) dz_sums[0][half] += pair_dz[0] + pair_dz[1];
@@ -147,7 +148,7 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
   static constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
 
   bf16 *queries = Base::held(0), *douts = queries + Tile::HELD_SIZE;
-  Policy policy{a.settings, 0};
+  Policy policy{a.settings, 0, tile.head % a.shape.H};
   float z[N][4], dp[N][4], dq[Tile::DIM / 8][4], row[2][ROW_VALUES + 1], dz_sums[1][2] = {};
   unsigned dz[Tile::K][4];  // as left operands
 
@@ -205,7 +206,8 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
     // dz, in place of dP
     for_elements<N>([&](int n, int half, int c) {
       float p;
-      finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c]);
+      finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c],
+                      block_row + mine.row(half), j0 + mine.column(n) + c);
       if constexpr (Mask::ADDS) dz_sums[0][half] += dp[n][2 * half + c];
     });
     pack_weights(dz, dp);

@@ -29,7 +29,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   decltype(mask.template key_tiles<STREAM>(0, 0)) key_tiles = mask.template key_tiles<STREAM>(block_row, Tile::HELD);
   int steps = key_tiles.end(), own_steps = mask.template key_tiles<STREAM>(block_row, (mine.consumer + 1) * BOX).end();
   bf16* queries = stages.held(tile.number, 0, mine.consumer);
-  Policy policy{a.settings, a.sink ? to_float(a.sink[tile.head % a.shape.H]) : a.settings.sink};
+  Policy policy{a.settings, a.sink ? to_float(a.sink[tile.head % a.shape.H]) : a.settings.sink, tile.head % a.shape.H};
   // A thread's quarter of the columns of two rows, called halves (Fragment). Scores become weights in z, and packed
   // weights are left operands of the products with the values.
   float z[N][4], outputs[OUTPUTS][DIM / 8][4];
@@ -139,6 +139,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     start(z, keys_tile(0));
     finish(z, keys_tile(0));
     this->template hide<false>(z, key_tiles.row(0));
+    formula(z, key_tiles.row(0));
     weigh<STREAM>();
     pack<STREAM>();
   }
@@ -158,6 +159,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     else wgmma_wait<0>(z, outputs, weights);
     stages.free(keys_tile(step));
     this->template hide<false>(first_rows<KEYS / 8>(z), key_tiles.row(step));
+    formula(first_rows<KEYS / 8>(z), key_tiles.row(step));
     weigh<KEYS>();
     if constexpr (OVERLAP) {
       if constexpr (!(Tile::WAYS & WITHOUT_FENCE)) compute_before_wait(z);
@@ -187,6 +189,9 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
 
   // ---- weights
 
+  template <int COLUMNS> __device__ __forceinline__ void formula(float (&z)[COLUMNS][4], int j0) {
+    if constexpr (Policy::OF_FILE) score_formula(one_group(z), policy, block_row, j0, mine);
+  }
   // With OVERLAP z = the weights (two outputs: both of a score as bf16 in the place of a float), which pack() moves to
   // `weights` when the products have read those of the step before; otherwise `weights` at once. factor = the number by
   // which the outputs so far are to be multiplied.

@@ -36,6 +36,10 @@ template <class Policy, int DIM, int WAYS = 0, class Mask = Causal>
 using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && !Policy::FROM_WEIGHT)), 2,
                             Policy::ROW_VALUES, WAYS>;
 template <int DIM, int WAYS = 0> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2, 0, WAYS>;
+// The formula of a file and the sums of dz beside each other leave registers for 64 keys.
+template <class Policy, int DIM, int WAYS, class Mask>
+using QueriesTileOf = std::conditional_t<Policy::OF_FILE && Mask::ADDS && DIM == 64,
+                                         HopperTile<DIM, HopperSize{64, 8}, 2, 0, WAYS>, QueriesTile<DIM, WAYS>>;
 
 // Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
 template <class Policy, class Tile, class Mask = Causal> void hopper_forward_by(const ForwardCall<bf16>& c) {
@@ -84,7 +88,7 @@ template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_backward(
   row_values<bf16, Policy, Mask>(c, backward_shape(c));
   with_hopper_width<Policy, Mask>(c.call.shape.D, [&]<int DIM>() {
     hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS, Mask>, Mask>(c);
-    hopper_queries_by<Policy, QueriesTile<DIM, WAYS>, Mask>(c);
+    hopper_queries_by<Policy, QueriesTileOf<Policy, DIM, WAYS, Mask>, Mask>(c);
   });
 }
 

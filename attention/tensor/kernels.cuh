@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   int warp = threadIdx.x / WARP, i0 = block_row + warp * Tile::WARP_ROWS;
   Head<T> q = head_of_qkv(qkv, 0, b, h, shape), k = head_of_qkv(qkv, 1, b, h, shape),
           v = head_of_qkv(qkv, 2, b, h, shape);
-  Policy policy(settings, sink ? to_float(sink[h]) : settings.sink);
+  Policy policy(settings, sink ? to_float(sink[h]) : settings.sink, h);
   Mask mask(settings, shape.T, size_t(b) * shape.H + h);
   Fragment mine;
   T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     __syncthreads();  // this step's tiles have arrived
     scores<Tile>(z, my_queries, keys);
     mask_scores<false>(z, mask, i0, first_key(step));
+    if constexpr (Policy::OF_FILE) score_formula(z, policy, i0, first_key(step));
     return keys + TILE;
   };
 
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   size_t count = shape.rows(gridDim.z);
   size_t head = (size_t(b) * shape.H + h) * shape.T;
   rows += head;
-  Policy policy(settings, 0);
+  Policy policy(settings, 0, h);
   Mask mask(settings, shape.T, size_t(b) * shape.H + h);
   Fragment mine;
   T *my_keys = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_values = my_keys + HELD_TILE;
@@ -219,7 +220,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         float pair_p[2], pair_dz[2];
 #pragma unroll
         for (int c = 0; c < 2; c++)
-          score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c]);
+          score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c],
+                         i0 + mine.column(n) + c, j0 + mine.row(half, m));
         keep_weights<T>(p[n / 2][m], n, half, pair_p[0], pair_p[1]);
         keep_weights<T>(dz[n / 2][m], n, half, pair_dz[0], pair_dz[1]);
         if constexpr (Mask::ADDS) dz_sum[m][half] += pair_dz[0] + pair_dz[1];
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   size_t count = shape.rows(gridDim.z);
   size_t head = (size_t(b) * shape.H + h) * shape.T;
   rows += head;
-  Policy policy(settings, 0);
+  Policy policy(settings, 0, h);
   Mask mask(settings, shape.T, size_t(b) * shape.H + h);
   Fragment mine;
   T *my_queries = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_douts = my_queries + HELD_TILE;
@@ -302,7 +304,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         float p, pair[2];
 #pragma unroll
         for (int c = 0; c < 2; c++)
-          score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], p, pair[c]);
+          score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], p, pair[c],
+                         i0 + mine.row(half, m), j0 + mine.column(n) + c);
         keep_weights<T>(dz[n / 2][m], n, half, pair[0], pair[1]);
         if constexpr (Mask::ADDS) dz_sum[m][half] += pair[0] + pair[1];
       }

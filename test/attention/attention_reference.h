@@ -74,14 +74,60 @@ template <class P> struct RefLssar {
   }
 };
 
+// Where a row is, for kinds that look at it: query i of head h of H, and its keys; by default the last query, and all
+// keys before it.
+struct RefRow {
+  int i = -1, h = 0, H = 1;
+  const std::vector<int>* keys = nullptr;
+};
+
+// f of a kind that is a file, and its slopes.
 template <class P>
-Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& z, typename P::real sink,
-                       typename P::real* sink_weight) {
+Numbers<P> ref_formula(const KindFile& file, const AttentionSetup& s, const Numbers<P>& z, const RefRow& row,
+                       Numbers<P>& slope) {
+  int n = int(z.size());
+  Numbers<P> f(z.size());
+  slope.resize(z.size());
+  for (int m = 0; m < n; m++) {
+    ScorePosition place = {row.i < 0 ? n : row.i + 1,
+                           row.keys ? (*row.keys)[m] + 1 : m + 1,
+                           n,
+                           row.h + 1,
+                           row.H,
+                           s.parameters.data() + file.first_parameter};
+    if constexpr (std::is_same_v<P, Exact>) file.exact(z[m], place, f[m], slope[m]);
+    else file.naive(z[m], place, f[m], slope[m]);
+    f[m] = P::round(f[m]), slope[m] = P::round(slope[m]);
+  }
+  return f;
+}
+
+// Whether equal scores of this kind may have unequal weights, by their keys or heads.
+inline bool looks_at_places(Kind kind) {
+  const KindFile* file = kind_file(kind);
+  std::vector<double> parameters = default_parameters();
+  double values[2], slope;
+  for (int n = 0; n < 2 && file; n++)
+    file->exact(0.3, {9, 2 + 3 * n, 9, 1 + n, 2, parameters.data() + file->first_parameter}, values[n], slope);
+  return file && values[0] != values[1];
+}
+
+template <class P>
+Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& scores, typename P::real sink,
+                       typename P::real* sink_weight, const RefRow& row = {}) {
   using R = typename P::real;
+  const KindFile* file = kind_file(s.kind);
+  Numbers<P> unused, z = file ? ref_formula<P>(*file, s, scores, row, unused) : scores;
   size_t n = z.size();
   Numbers<P> p(n);
   R sum = 0;
-  switch (s.kind) {
+  if (file && file->weights != RowWeights::softmax) {
+    for (R x : z) sum += x;
+    R divisor = file->weights == RowWeights::none ? 1 : sum;
+    for (size_t j = 0; j < n; j++) p[j] = divisor == 0 ? R(0) : P::round(z[j] / divisor);  // as the kernels
+    return p;
+  }
+  switch (file ? Kind::softmax : s.kind) {
     case Kind::softmax: {
       R largest = sink;
       for (R x : z) largest = std::max(largest, x);
@@ -122,12 +168,25 @@ Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& z, typename P:
 
 template <class P>
 Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, const Numbers<P>& dp, typename P::real dot,
-                               typename P::real sink, typename P::real* dsink, Numbers<P>& slope) {
+                               typename P::real sink, typename P::real* dsink, Numbers<P>& slope,
+                               const RefRow& row = {}) {
   using R = typename P::real;
   size_t n = z.size();
   R sink_weight = 0, sum = 0;
-  Numbers<P> dz(n), p = ref_weights<P>(s, z, sink, &sink_weight);
+  Numbers<P> dz(n), p = ref_weights<P>(s, z, sink, &sink_weight, row);
   slope = p;
+  if (const KindFile* file = kind_file(s.kind)) {
+    Numbers<P> by_z, f = ref_formula<P>(*file, s, z, row, by_z);
+    for (R x : f) sum += x;
+    for (size_t j = 0; j < n; j++) {
+      R by_sum = sum == 0 ? R(0) : 1 / sum;
+      R by_f = file->weights == RowWeights::softmax ? p[j] : file->weights == RowWeights::sum ? by_sum : R(1);
+      R from_mean = file->weights == RowWeights::none ? dp[j] : P::round(dp[j] - dot);
+      slope[j] = by_z[j] * by_f;
+      dz[j] = P::round(by_z[j] * P::round(by_f * from_mean));
+    }
+    return dz;
+  }
   switch (s.kind) {
     case Kind::softmax:
       for (size_t j = 0; j < n; j++) dz[j] = P::round(p[j] * P::round(dp[j] - dot));
@@ -223,7 +282,7 @@ Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, c
         R sink_weight = 0;
         auto keys = ref_keys(s, i);
         auto z = ref_scores<P>(s, shape, qkv, bias, keys, b, h, i);
-        auto p = ref_weights<P>(s, z, ref_sink<P>(s, sinks, h), &sink_weight);
+        auto p = ref_weights<P>(s, z, ref_sink<P>(s, sinks, h), &sink_weight, {i, h, shape.H, &keys});
         std::fill(sum.begin(), sum.end(), R(0));
         for (size_t n = 0; n < keys.size(); n++) {
           const R* v = &qkv[shape.qkv(b, keys[n], 2, h)];
@@ -252,7 +311,8 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
         auto keys = ref_keys(s, i);
         auto z = ref_scores<P>(s, shape, qkv, bias, keys, b, h, i);
         size_t head = (size_t(b) * shape.H + h) * shape.T, count = keys.size();
-        auto p = ref_weights<P>(s, z, sink, &sink_weight);
+        RefRow row = {i, h, shape.H, &keys};
+        auto p = ref_weights<P>(s, z, sink, &sink_weight, row);
         Numbers<P> dp(count), dp_size(count, R(0));
         const R* dout_row = &dout[shape.out(b, i, h)];
         for (size_t n = 0; n < count; n++) {
@@ -267,7 +327,7 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
         }
         for (int d = 0; d < shape.D; d++) dot += dout_row[d] * out[shape.out(b, i, h, d)];
         Numbers<P> slope;
-        auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink, slope);
+        auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink, slope, row);
         Numbers<P> score_dz = dz, score_slope = slope;
         for (Numbers<P>* gradient : {&dz, &slope})
           for (R& x : *gradient) x *= ref_unit<R>(s.kind);

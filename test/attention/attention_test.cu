@@ -507,7 +507,7 @@ TYPED_TEST(AttentionTest, ManyHeads) {
   };
   for (Kind kind : built_kinds())
     for (int window : {0, 20}) {
-      if (window && general_on_gpu()) continue;
+      if ((window && general_on_gpu()) || looks_at_places(kind)) continue;
       AttentionSetup s{{.kind = kind, .window = window, .sink_tokens = window ? 1 : 0}};
       auto expected = run_attention<T>(s, few, qkv, dout),
            result = run_attention<T>(s, many, repeated(qkv), repeated(dout));

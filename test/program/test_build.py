@@ -123,12 +123,76 @@ class Kinds(unittest.TestCase):
 
       every, _ = made()
       with open(os.path.join(ROOT, "attention/settings.h"), encoding="utf-8") as settings:
-        names = re.findall(r'"(\w+)"', re.search(r"kind_names\[\] = \{([^}]*)\}", settings.read()).group(1))
+        names = re.findall(r"\w+", re.search(r"enum class Kind \{([^}]*)\}", settings.read()).group(1))
       self.assertEqual(every, {family: names for family in ("general", "hopper", "tensor")})
       link = [f"link {build}/test_dispatch"]
       for settings, kinds, commands in ((("ATTN=softmax relu",), ["softmax", "relu"], link), ((), names, link),
                                         ((), names, [])):
         self.assertEqual(made(*settings), ({family: kinds for family in every}, commands))
+
+
+class KindFiles(unittest.TestCase):
+  """make KINDS=..., attention/score.h."""
+
+  GOOD = """#include "attention/score.h"
+SCORE(NAME) {
+  static constexpr RowWeights weights = RowWeights::none;
+  FORMULA f(Z z, At<Z>) { return BODY; }
+};
+"""
+
+  def run_on(self, files, *names):
+    """kind_files.sh for files {name: text} in a new folder."""
+    with tempfile.TemporaryDirectory() as folder:
+      for name, text in files.items():
+        os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
+        with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
+          file.write(text)
+      return subprocess.run(["bash", os.path.join(ROOT, "scripts/kind_files.sh"), "softmax relu", *names], cwd=folder,
+                            capture_output=True, text=True, timeout=60)
+
+  def test_lists_them_with_their_text(self):
+    good = self.GOOD.replace("NAME", "mine").replace("BODY", "relu(z)")
+    done = self.run_on({"a/mine.cuh": good}, "a/mine.cuh")
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
+    self.assertIn('{"softmax", "relu", "mine", }', done.stdout)
+    self.assertIn(f'R"KIND_FILE({good})KIND_FILE"', done.stdout)
+
+  def test_wrong_files_are_named_with_line_and_fix(self):
+    good = self.GOOD.replace("BODY", "relu(z)")
+    for files, names, parts in (
+        ({}, ["gone.cuh"], ["gone.cuh:1:", "no such file"]),
+        ({"x.cuh": "int a;\n"}, ["x.cuh"], ["x.cuh:1:", "SCORE(x)"]),
+        ({"x.cuh": "\n" + good.replace("NAME", "y")}, ["x.cuh"], ["x.cuh:3:", "must say SCORE(x)"]),
+        ({"Bad.cuh": good}, ["Bad.cuh"], ["Bad.cuh:1:", "small letter"]),
+        ({"x.h": good}, ["x.h"], ["x.h:1:", ".cuh"]),
+        ({"relu.cuh": good.replace("NAME", "relu")}, ["relu.cuh"], ["relu.cuh:1:", "policies.cuh already"]),
+        ({"no_window.cuh": good.replace("NAME", "no_window")}, ["no_window.cuh"], ['"window" is a word']),
+        ({"x.cuh": good.replace("NAME", "x"), "a/x.cuh": good.replace("NAME", "x")}, ["x.cuh", "a/x.cuh"],
+         ["a/x.cuh:1:", 'two files are named "x"'])):
+      done = self.run_on(files, *names)
+      self.assertEqual(done.returncode, 1, names)
+      for part in parts:
+        self.assertIn(part, done.stderr)
+
+  def test_wrong_formulas_end_in_an_error_at_their_line(self):
+    """What g++ says of them, without a build."""
+    for body, message in (("z > 0 ? z : -z", "f must not branch on a score: use max, min, relu or abs"),
+                          ("int(z)", "x.cuh:4:"), ("std::pow(z, 3)", "x.cuh:4:")):
+      with tempfile.TemporaryDirectory() as folder:
+        text = self.GOOD.replace("NAME", "x").replace("BODY", body)
+        path = f"{folder}/x.cuh"
+        with open(path, "w", encoding="utf-8") as file:
+          file.write(text)
+        with open(f"{folder}/kinds.inc", "w", encoding="utf-8") as file:
+          subprocess.run(["bash", os.path.join(ROOT, "scripts/kind_files.sh"), "softmax", path], stdout=file,
+                         check=True, timeout=60)
+        done = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{folder}", f"-I{ROOT}",
+                               os.path.join(ROOT, "attention/kinds.cpp")], capture_output=True, text=True,
+                              timeout=100)
+        self.assertNotEqual(done.returncode, 0, body)
+        self.assertIn("x.cuh:4:", done.stderr)
+        self.assertIn(message, done.stderr)
 
 
 class WithoutNccl(unittest.TestCase):

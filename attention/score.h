@@ -1,0 +1,133 @@
+// A kind of attention in one file: `make KINDS=path/my_score.cuh` builds it, attention.kind=my_score trains with it.
+// The file is named like the kind and holds
+//
+//     #include "attention/score.h"
+//     // c tanh(z / c) before softmax
+//     SCORE(my_score) {
+//       static constexpr RowWeights weights = RowWeights::softmax;
+//       static constexpr ScoreKey parameters[] = {{"cap", 50, "(0, 1e6]", "bound of my_score's scores"}};
+//       FORMULA f(Z z, At<Z> at) { return at.parameter[0] * tanh(z / at.parameter[0]); }
+//     };
+//
+//   weights     what becomes of f in row i: e^f / sum e^f (softmax), f / sum f (sum; f >= 0) or f itself (none)
+//   parameters  may be left out, at most four. Each is a key attention.NAME with a default, a range, a line of help;
+//               they are at.parameter[0], [1] ... in this order, and fixed: training does not change them
+//   f           of z, a score that the row sees, as prepare.cu and a bias leave it. Masked scores get no weight,
+//               whatever f makes of them. at: i and j of query and key, from 1; n, the keys that row i sees; head of
+//               heads, from 1
+//
+// f computes with + - * / and exp, log, sqrt, tanh, sigmoid, softplus, relu, square, abs, max, min. It must not branch
+// on z, so its derivative cannot be wrong: Z carries value and slope in the backward pass, the value alone in the
+// forward pass, and both in double in the tests' reference. Numbers that do not depend on z are of the type
+// C = typename Z::Constant, as all of `at` is. Plain C++ too, for tests and for the list of kinds (kinds.cpp).
+#pragma once
+#include <cmath>
+#include <type_traits>
+
+#include "attention/settings.h"
+
+#ifndef SCORE_CODE  // of a kernel: formula.cuh
+#define SCORE_CODE inline __attribute__((always_inline))
+#endif
+#define SCORE(NAME) struct score_##NAME : ScoreDefaults
+#define FORMULA template <class Z> static SCORE_CODE Z
+
+// A value, with SLOPES also its derivative by the score. Functions: Real, and functions of it.
+template <class Functions, bool SLOPES> struct Score {
+  using R = typename Functions::Real;
+  using Constant = Score<Functions, false>;
+  struct None {};
+  using Other = std::conditional_t<SLOPES, Constant, None>;  // a constant beside a score
+  R value = 0, slope = 0;
+  Score() = default;
+  SCORE_CODE Score(R value) requires(!SLOPES) : value(value) {}
+  SCORE_CODE Score(Other constant) : value(constant.value) {}
+  SCORE_CODE Score(R value, R slope) : value(value), slope(slope) {}
+
+  // A function of this, of value v and derivative slope_of().
+  template <class F> SCORE_CODE Score mapped(R v, F slope_of) const {
+    if constexpr (SLOPES) return {v, slope_of() * slope};
+    else return v;
+  }
+
+  friend SCORE_CODE Score operator-(Score a) { return {-a.value, -a.slope}; }
+  friend SCORE_CODE Score operator+(Score a, Score b) { return {a.value + b.value, a.slope + b.slope}; }
+  friend SCORE_CODE Score operator-(Score a, Score b) { return {a.value - b.value, a.slope - b.slope}; }
+  friend SCORE_CODE Score operator*(Score a, Score b) {
+    return {a.value * b.value, SLOPES ? a.slope * b.value + a.value * b.slope : R(0)};
+  }
+  friend SCORE_CODE Score operator/(Score a, Score b) {
+    R q = a.value / b.value;
+    return {q, SLOPES ? (a.slope - q * b.slope) / b.value : R(0)};
+  }
+  // With constants, which need no products with a slope of 0
+  friend SCORE_CODE Score operator+(Score a, Other b) { return {a.value + b.value, a.slope}; }
+  friend SCORE_CODE Score operator+(Other a, Score b) { return {a.value + b.value, b.slope}; }
+  friend SCORE_CODE Score operator-(Score a, Other b) { return {a.value - b.value, a.slope}; }
+  friend SCORE_CODE Score operator-(Other a, Score b) { return {a.value - b.value, -b.slope}; }
+  friend SCORE_CODE Score operator*(Score a, Other b) { return {a.value * b.value, a.slope * b.value}; }
+  friend SCORE_CODE Score operator*(Other a, Score b) { return {a.value * b.value, a.value * b.slope}; }
+  friend SCORE_CODE Score operator/(Score a, Other b) { return {a.value / b.value, a.slope / b.value}; }
+  friend SCORE_CODE Score operator/(Other a, Score b) {
+    R q = a.value / b.value;
+    return {q, -q * b.slope / b.value};
+  }
+  friend SCORE_CODE Score max(Score a, Other b) { return max(a, Score(b)); }
+  friend SCORE_CODE Score min(Score a, Other b) { return min(a, Score(b)); }
+
+  friend SCORE_CODE Score exp(Score a) {
+    R v = Functions::exp(a.value);
+    return a.mapped(v, [&] { return v; });
+  }
+  friend SCORE_CODE Score log(Score a) {
+    return a.mapped(Functions::log(a.value), [&] { return 1 / a.value; });
+  }
+  friend SCORE_CODE Score sqrt(Score a) {
+    R v = Functions::sqrt(a.value);
+    return a.mapped(v, [&] { return R(0.5) / v; });
+  }
+  friend SCORE_CODE Score tanh(Score a) {
+    R v = Functions::tanh(a.value);
+    return a.mapped(v, [&] { return 1 - v * v; });
+  }
+  friend SCORE_CODE Score sigmoid(Score a) {
+    R v = Functions::sigmoid(a.value);
+    return a.mapped(v, [&] { return v * (1 - v); });
+  }
+  friend SCORE_CODE Score softplus(Score a) {
+    return a.mapped(Functions::softplus(a.value), [&] { return Functions::sigmoid(a.value); });
+  }
+  friend SCORE_CODE Score relu(Score a) {
+    return a.mapped(a.value > 0 ? a.value : R(0), [&] { return a.value > 0 ? R(1) : R(0); });
+  }
+  friend SCORE_CODE Score abs(Score a) {
+    return a.mapped(a.value < 0 ? -a.value : a.value, [&] { return a.value < 0 ? R(-1) : R(1); });
+  }
+  friend SCORE_CODE Score square(Score a) {
+    return a.mapped(a.value * a.value, [&] { return 2 * a.value; });
+  }
+  friend SCORE_CODE Score max(Score a, Score b) {
+    return {a.value > b.value ? a.value : b.value, a.value > b.value ? a.slope : b.slope};
+  }
+  friend SCORE_CODE Score min(Score a, Score b) {
+    return {a.value < b.value ? a.value : b.value, a.value < b.value ? a.slope : b.slope};
+  }
+
+#define NO_BRANCH(OPERATOR)                                                                                           \
+  template <class X> friend SCORE_CODE bool operator OPERATOR(const Score& a, const X& b) {                           \
+    static_assert(!SLOPES || sizeof(X) == 0, "f must not branch on a score: use max, min, relu or abs in its place"); \
+    return a.value OPERATOR Score<Functions, false>(b).value;                                                         \
+  }
+  NO_BRANCH(<) NO_BRANCH(>) NO_BRANCH(<=) NO_BRANCH(>=)
+#undef NO_BRANCH
+};
+
+// Where a score is.
+template <class Z> struct At {
+  using C = typename Z::Constant;
+  C i, j, n, head, heads, parameter[MOST_PARAMETERS];
+};
+
+struct ScoreDefaults {
+  static constexpr std::span<const ScoreKey> parameters = {};
+};

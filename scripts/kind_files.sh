@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# For make: checks the files of KINDS (attention/score.h) and prints what attention/kinds.cpp includes.
+#   kind_files.sh "SHIPPED KINDS" FILE...
+# A wrong file ends it with FILE:LINE, what is wrong and the fix.
+set -euo pipefail
+shipped=$1
+shift
+refuse() {
+  echo "$1" >&2
+  exit 1
+}
+# Words of attention.layers, which are joined to names by _.
+words=" none alibi fox cable full window rotated unrotated gated ungated "
+includes= names= files= seen=
+for name in $shipped; do names+="\"$name\", "; done
+for file; do
+  name=$(basename "$file")
+  name=${name%.*}
+  [ -f "$file" ] || refuse "KINDS: $file:1: there is no such file; name files of attention/score.h's format"
+  [[ $file == *.cuh ]] && [[ $name =~ ^[a-z][a-z0-9_]*$ ]] ||
+    refuse "KINDS: $file:1: the file's name is the kind's: name it a small letter, then letters, digits and _, and .cuh"
+  for word in ${name//_/ }; do
+    [[ $words != *" $word "* && $word != window* ]] ||
+      refuse "KINDS: $file:1: \"$word\" is a word of attention.layers; rename the file"
+  done
+  [[ " $shipped " != *" $name "* ]] ||
+    refuse "KINDS: $file:1: \"$name\" is a kind of attention/policies.cuh already; rename the file"
+  [[ " $seen " != *" $name "* ]] || refuse "KINDS: $file:1: two files are named \"$name\"; rename one"
+  line=$(grep -nm 1 '^ *SCORE(' "$file" || true)
+  [ -n "$line" ] || refuse "KINDS: $file:1: has no SCORE($name) { ... }; see the head of attention/score.h"
+  [[ $line =~ SCORE\(\ *$name\ *\) ]] ||
+    refuse "KINDS: $file:${line%%:*}: must say SCORE($name), as the file is named; rename one"
+  seen+=" $name"
+  path=$(realpath "$file")
+  includes+="#include \"$path\""$'\n'
+  names+="\"$name\", "
+  files+="kind_file_of<score_$name>(\"$name\", \"$path\", R\"KIND_FILE($(cat "$file"; echo .)"
+  files=${files%.}$')KIND_FILE"),\n'
+done
+cat <<END
+$includes
+static constexpr const char* names[] = {$names};
+static std::vector<KindFile> list_of_files() {
+  return {$files};
+}
+END
