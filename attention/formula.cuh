@@ -13,7 +13,8 @@ template <class Maths> struct DeviceFunctions {
   static constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
   __device__ static float exp(float x) { return FAST ? fast_exp2(x * LOG2_E) : expf(x); }
   __device__ static float log(float x) { return FAST ? fast_log2(x) * LN_2 : logf(x); }
-  __device__ static float sqrt(float x) { return sqrtf(x); }
+  __device__ static float divide(float x, float y) { return FAST ? x * fast_reciprocal(y) : x / y; }
+  __device__ static float sqrt(float x) { return FAST ? fast_exp2(0.5f * fast_log2(x)) : sqrtf(x); }
   __device__ static float sigmoid(float x) { return Maths::sigmoid(x); }
   __device__ static float softplus(float x) {
     if constexpr (FAST) return Maths::softplus2(x * LOG2_E) * LN_2;

@@ -10,6 +10,7 @@ namespace {
 template <class Real_> struct HostFunctions {
   using Real = Real_;
   static Real exp(Real x) { return std::exp(x); }
+  static Real divide(Real x, Real y) { return x / y; }
   static Real log(Real x) { return std::log(x); }
   static Real sqrt(Real x) { return std::sqrt(x); }
   static Real tanh(Real x) { return std::tanh(x); }

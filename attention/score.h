@@ -57,8 +57,8 @@ template <class Functions, bool SLOPES> struct Score {
     return {a.value * b.value, SLOPES ? a.slope * b.value + a.value * b.slope : R(0)};
   }
   friend SCORE_CODE Score operator/(Score a, Score b) {
-    R q = a.value / b.value;
-    return {q, SLOPES ? (a.slope - q * b.slope) / b.value : R(0)};
+    R q = Functions::divide(a.value, b.value);
+    return {q, SLOPES ? Functions::divide(a.slope - q * b.slope, b.value) : R(0)};
   }
   // With constants, which need no products with a slope of 0
   friend SCORE_CODE Score operator+(Score a, Other b) { return {a.value + b.value, a.slope}; }
@@ -67,10 +67,12 @@ template <class Functions, bool SLOPES> struct Score {
   friend SCORE_CODE Score operator-(Other a, Score b) { return {a.value - b.value, -b.slope}; }
   friend SCORE_CODE Score operator*(Score a, Other b) { return {a.value * b.value, a.slope * b.value}; }
   friend SCORE_CODE Score operator*(Other a, Score b) { return {a.value * b.value, a.value * b.slope}; }
-  friend SCORE_CODE Score operator/(Score a, Other b) { return {a.value / b.value, a.slope / b.value}; }
+  friend SCORE_CODE Score operator/(Score a, Other b) {
+    return {Functions::divide(a.value, b.value), Functions::divide(a.slope, b.value)};
+  }
   friend SCORE_CODE Score operator/(Other a, Score b) {
-    R q = a.value / b.value;
-    return {q, -q * b.slope / b.value};
+    R q = Functions::divide(a.value, b.value);
+    return {q, Functions::divide(-q * b.slope, b.value)};
   }
   friend SCORE_CODE Score max(Score a, Other b) { return max(a, Score(b)); }
   friend SCORE_CODE Score min(Score a, Other b) { return min(a, Score(b)); }
@@ -80,11 +82,11 @@ template <class Functions, bool SLOPES> struct Score {
     return a.mapped(v, [&] { return v; });
   }
   friend SCORE_CODE Score log(Score a) {
-    return a.mapped(Functions::log(a.value), [&] { return 1 / a.value; });
+    return a.mapped(Functions::log(a.value), [&] { return Functions::divide(1, a.value); });
   }
   friend SCORE_CODE Score sqrt(Score a) {
     R v = Functions::sqrt(a.value);
-    return a.mapped(v, [&] { return R(0.5) / v; });
+    return a.mapped(v, [&] { return Functions::divide(R(0.5), v); });
   }
   friend SCORE_CODE Score tanh(Score a) {
     R v = Functions::tanh(a.value);

@@ -15,6 +15,7 @@ namespace {
 struct Doubles {
   using Real = double;
   static double exp(double x) { return std::exp(x); }
+  static double divide(double x, double y) { return x / y; }
   static double log(double x) { return std::log(x); }
   static double sqrt(double x) { return std::sqrt(x); }
   static double tanh(double x) { return std::tanh(x); }
