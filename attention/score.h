@@ -44,6 +44,11 @@ template <class Functions, bool SLOPES> struct Score {
   SCORE_CODE Score(Other constant) : value(constant.value) {}
   SCORE_CODE Score(R value, R slope) : value(value), slope(slope) {}
 
+  template <class Number> explicit operator Number() const {
+    static_assert(sizeof(Number) == 0, "a score that becomes a plain number loses its slope: keep Z and C");
+    return {};
+  }
+
   // A function of this, of value v and derivative slope_of().
   template <class F> SCORE_CODE Score mapped(R v, F slope_of) const {
     if constexpr (SLOPES) return {v, slope_of() * slope};
@@ -120,7 +125,7 @@ template <class Functions, bool SLOPES> struct Score {
     static_assert(!SLOPES || sizeof(X) == 0, "f must not branch on a score: use max, min, relu or abs in its place"); \
     return a.value OPERATOR Score<Functions, false>(b).value;                                                         \
   }
-  NO_BRANCH(<) NO_BRANCH(>) NO_BRANCH(<=) NO_BRANCH(>=)
+  NO_BRANCH(<) NO_BRANCH(>) NO_BRANCH(<=) NO_BRANCH(>=) NO_BRANCH(==) NO_BRANCH(!=)
 #undef NO_BRANCH
 };
 

@@ -11,7 +11,7 @@ refuse() {
 }
 # Words of attention.layers, which are joined to names by _.
 words=" none alibi fox cable full window rotated unrotated gated ungated "
-includes= names= files= seen=
+includes= checks= names= files= seen=
 for name in $shipped; do names+="\"$name\", "; done
 for file; do
   name=$(basename "$file")
@@ -33,12 +33,14 @@ for file; do
   seen+=" $name"
   path=$(realpath "$file")
   includes+="#include \"$path\""$'\n'
+  checks+="#line ${line%%:*} \"$path\""$'\n'"CHECK_KIND_FILE(score_$name);"$'\n'
   names+="\"$name\", "
   files+="kind_file_of<score_$name>(\"$name\", \"$path\", R\"KIND_FILE($(cat "$file"; echo .)"
   files=${files%.}$')KIND_FILE"),\n'
 done
 cat <<END
 $includes
+$checks
 static constexpr const char* names[] = {$names};
 static std::vector<KindFile> list_of_files() {
   return {$files};

@@ -45,7 +45,15 @@ std::string name_and_hash(const KindFile& file) { return std::string(file.name) 
 
 }  // namespace
 
-std::vector<ConfigRow> rows_of_files(Config& c, const std::vector<ConfigRow>& others) {
+void check_key_of(const KindFile& file, const std::string& parameter, const std::vector<ConfigRow>& others) {
+  std::string key = "attention." + parameter;
+  for (const ConfigRow& row : others)
+    if ((row.key + std::string(".")).starts_with(key + "."))
+      user_error("%s: the parameter \"%s\" would be the key %s, which there is already; give it another name",
+                 place_of(file, "\"" + parameter + "\"").c_str(), parameter.c_str(), key.c_str());
+}
+
+std::vector<ConfigRow> rows_of_files(Config& c, std::vector<ConfigRow> others) {
   static std::deque<FileRows> all = make_rows();
   static const Needs any = {"layers of a kind that is a file",
                             [](const Config& c) { return some_layer_is(c, nullptr); }, false, true};
@@ -54,13 +62,10 @@ std::vector<ConfigRow> rows_of_files(Config& c, const std::vector<ConfigRow>& ot
     const KindFile& file = kind_files()[n];
     for (size_t p = 0; p < file.parameters.size(); p++) {
       const ScoreKey& parameter = file.parameters[p];
-      const std::string& key = all[n].keys[p];
-      auto is_key = [&](const ConfigRow& row) { return (row.key + std::string(".")).starts_with(key + "."); };
-      if (std::ranges::any_of(others, is_key) || std::ranges::any_of(rows, is_key))
-        user_error("%s: the parameter \"%s\" would be the key %s, which there is already; give it another name",
-                   place_of(file, "\"" + std::string(parameter.name) + "\"").c_str(), parameter.name, key.c_str());
-      rows.push_back({key.c_str(), &c.attention.parameters[file.first_parameter + p], parameter.allowed, nullptr,
-                      parameter.help, AtResume::refused, false, &all[n].needs});
+      check_key_of(file, parameter.name, others);
+      rows.push_back({all[n].keys[p].c_str(), &c.attention.parameters[file.first_parameter + p], parameter.allowed,
+                      nullptr, parameter.help, AtResume::refused, false, &all[n].needs});
+      others.push_back(rows.back());
     }
   }
   if (!all.empty())

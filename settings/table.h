@@ -50,8 +50,10 @@ struct ConfigRow {
   const Needs* needs = nullptr;  // nullptr: it always has an effect
 };
 std::vector<ConfigRow> config_rows(Config& config);
-std::vector<ConfigRow> rows_of_files(Config& config, const std::vector<ConfigRow>& others);  // those of kind_files()
-ConfigRow config_row(Config& config, const std::string& key);                                // one of them
+ConfigRow config_row(Config& config, const std::string& key);  // one of them
+// Those of the kinds that are files. check_key_of(): a user_error if a parameter's key is one of others.
+std::vector<ConfigRow> rows_of_files(Config& config, std::vector<ConfigRow> others);
+void check_key_of(const KindFile& file, const std::string& parameter, const std::vector<ConfigRow>& others);
 
 // What a variant changes: key and value, the value as in --set. The first one changes nothing.
 struct Variant {

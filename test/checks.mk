@@ -1,9 +1,10 @@
 # Checks beyond `make test`: sanitizers, the CUDA build's PTX without a GPU, fuzzing, and everything at once.
 .PHONY: headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz cuda-subset check-full check-kind
-# Kinds that are files (attention/score.h), through every test that runs over the kinds of a build.
-KIND_TESTS := score attention attention_reference diagnose dispatch
+# Kinds that are files (attention/score.h): first what they promise, then every test that runs over a build's kinds.
+KIND_TESTS := attention attention_reference diagnose dispatch
 check-kind:                        ## test the kinds of KINDS="my_score.cuh ...", on the CPU
 	@[ -n "$(KINDS)" ] || { echo 'check-kind: name the files: make check-kind KINDS="my_score.cuh"' >&2; exit 2; }
+	@$(MAKE) BACKEND=cpu ATTN=softmax build/cpu/test_score && build/cpu/test_score --gtest_brief=1
 	@$(MAKE) BACKEND=cpu ATTN=softmax $(KIND_TESTS:%=build/cpu/test_%)
 	@bash test/support/run.sh build/cpu $(KIND_TESTS:%=build/cpu/test_%)
 # Without UBSan's checks of pointers, a third of a kernel's compile time: AddressSanitizer notices when one is used.
@@ -56,8 +57,9 @@ $(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors tasks
 FUZZ_SOURCES := $(addsuffix .cpp,attention/kinds $(addprefix base/,error json text file checksum) \
-  $(addprefix settings/,table layers read check show) checkpoint/safetensors data/shards data/benchmark_file)
-FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(SANITIZER_asan) -I.
+  $(addprefix settings/,table kind_files layers read check show) checkpoint/safetensors data/shards data/benchmark_file)
+FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(SANITIZER_asan) -I. -I$(BUILD)
+build/fuzz/attention/kinds.o: $(BUILD)/kinds.inc
 build/fuzz/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(FUZZ_CXX) -MMD -MP -c $< -o $@

@@ -1,10 +1,8 @@
-// Kinds that are files (attention/score.h): slopes of its functions against differences, and what every file of this
-// build promises. The other tests of attention run these kinds like all others.
-#include "attention/score.h"
+// Kinds that are files (attention/score.h): slopes of its functions against differences, what every file of this build
+// promises, and how broken promises are named. The other tests of attention run these kinds like all others.
+#include "attention/kind_file.h"
 
 #include <gtest/gtest.h>
-
-#include <functional>
 
 #include "base/text.h"
 #include "settings/config.h"
@@ -12,17 +10,7 @@
 
 namespace {
 
-struct Doubles {
-  using Real = double;
-  static double exp(double x) { return std::exp(x); }
-  static double divide(double x, double y) { return x / y; }
-  static double log(double x) { return std::log(x); }
-  static double sqrt(double x) { return std::sqrt(x); }
-  static double tanh(double x) { return std::tanh(x); }
-  static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-  static double softplus(double x) { return std::log1p(std::exp(x)); }
-};
-using Z = Score<Doubles, true>;
+using Z = Score<HostFunctions<double>, true>;
 using C = Z::Constant;
 
 TEST(Score, SlopesAreDerivatives) {
@@ -65,36 +53,84 @@ TEST(Score, SlopesAreDerivatives) {
 #undef CHECK
 }
 
-// f at some places of a file, by its default parameters.
-void at_places(const KindFile& file, const std::function<void(const ScorePosition&, const std::string&)>& check) {
+// The first promise of score.h that f breaks at this place, "" if it keeps all.
+std::string broken_promise(const KindFile& file, const ScorePosition& place) {
+  for (double z : {-4000.0, -80.0, -30.0, -1.0, -0.1, 0.1, 1.0, 30.0, 80.0, 4000.0}) {
+    double value, slope, above, below, unused, h = 1e-5 * std::max(1.0, std::fabs(z));
+    float naive, naive_slope;
+    file.exact(z, place, value, slope);
+    file.naive(float(z), place, naive, naive_slope);
+    file.exact(z + h, place, above, unused), file.exact(z - h, place, below, unused);
+    double difference = (above - below) / (2 * h), size = std::fabs(value) / std::fabs(z) + std::fabs(slope);
+    std::string at = format(" at z = %g", z);
+    if (std::isnan(value) || std::isnan(slope))
+      return "f or its slope is not a number" + at + ": it must be one for every z; bound what log, sqrt and exp take";
+    if (!std::isfinite(naive)) return "f overflows in float32" + at + ": bound it, by min() for example";
+    if (!std::isfinite(naive_slope))
+      return "the slope of f overflows in float32" + at + ": write f so that no part of it does";
+    if (file.weights == RowWeights::sum && value < 0)
+      return "f is negative" + at + ": weights by sum need f >= 0; use relu, exp, square or softplus";
+    if (std::fabs(slope - difference) > 1e-6 * (1 + size))
+      return format("the slope of f is %g%s, but its derivative is %g: keep to Z, without .value", slope, at.c_str(),
+                    difference);
+  }
+  return "";
+}
+
+// By the default parameters, at several places.
+std::string broken_promise(const KindFile& file) {
   std::vector<double> parameters;
   for (const ScoreKey& parameter : file.parameters) parameters.push_back(parameter.initial);
   parameters.push_back(0);  // data() of an empty one may be nullptr
   constexpr int places[][3] = {{1, 1, 1}, {70, 70, 2}, {70, 1, 1}, {5000, 20, 2}};
   for (auto [i, j, head] : places)
-    check({i, j, i, head, 2, parameters.data()}, format("%s: f at i = %d, j = %d, head %d", file.path, i, j, head));
+    if (std::string broken = broken_promise(file, {i, j, i, head, 2, parameters.data()}); !broken.empty())
+      return format("%s: %s (i = %d, j = %d, head %d of 2)", file.path, broken.c_str(), i, j, head);
+  return "";
 }
 
-// The promises of score.h, each named where a file breaks it.
 TEST(KindFiles, KeepTheirPromises) {
-  for (const KindFile& file : kind_files())
-    at_places(file, [&](const ScorePosition& place, const std::string& name) {
-      for (double z : {-4000.0, -80.0, -30.0, -1.0, -0.1, 0.1, 1.0, 30.0, 80.0, 4000.0}) {
-        double value, slope, above, below, unused;
-        float naive, naive_slope;
-        file.exact(z, place, value, slope);
-        file.naive(float(z), place, naive, naive_slope);
-        std::string at = name + format(", z = %g", z);
-        EXPECT_TRUE(std::isfinite(naive)) << at << ": f overflows in float32 (" << naive << "): bound it";
-        EXPECT_TRUE(std::isfinite(naive_slope)) << at << ": the slope of f overflows in float32 (" << naive_slope
-                                                << "): write f so that no part of it does";
-        if (file.weights == RowWeights::sum) EXPECT_GE(value, 0) << at << ": weights by sum need f >= 0";
-        double h = 1e-5 * std::max(1.0, std::fabs(z));
-        file.exact(z + h, place, above, unused), file.exact(z - h, place, below, unused);
-        double difference = (above - below) / (2 * h), size = std::fabs(value) / std::fabs(z) + std::fabs(slope);
-        EXPECT_NEAR(slope, difference, 1e-6 * (1 + size)) << at << ": the slope is not the derivative";
-      }
-    });
+  for (const KindFile& file : kind_files()) EXPECT_EQ(broken_promise(file), "");
+}
+
+struct Files {
+  SCORE(overflows) {
+    static constexpr RowWeights weights = RowWeights::none;
+    FORMULA f(Z z, At<Z>) { return exp(z); }
+  };
+  SCORE(negative) {
+    static constexpr RowWeights weights = RowWeights::sum;
+    FORMULA f(Z z, At<Z>) { return z; }
+  };
+  SCORE(undefined) {
+    static constexpr RowWeights weights = RowWeights::none;
+    FORMULA f(Z z, At<Z>) { return log(z); }
+  };
+  SCORE(steep) {
+    static constexpr RowWeights weights = RowWeights::none;
+    FORMULA f(Z z, At<Z>) { return tanh(square(exp(min(z, 85.0)))); }
+  };
+  SCORE(detached) {
+    static constexpr RowWeights weights = RowWeights::none;
+    FORMULA f(Z z, At<Z>) { return tanh(z) * typename Z::Constant(tanh(z).value); }
+  };
+  SCORE(early) {  // of the first key of a row alone
+    static constexpr RowWeights weights = RowWeights::sum;
+    FORMULA f(Z z, At<Z> at) { return relu(z) + at.i - at.j - 1; }
+  };
+};
+
+TEST(KindFiles, BrokenPromisesAreNamed) {
+  auto expect = [](const KindFile& file, const std::string& begin) {
+    std::string broken = broken_promise(file);
+    EXPECT_TRUE(broken.starts_with("a/x.cuh: " + begin)) << begin << ": " << broken;
+  };
+  expect(kind_file_of<Files::score_overflows>("x", "a/x.cuh", ""), "f overflows in float32 at z = 4000: bound it");
+  expect(kind_file_of<Files::score_negative>("x", "a/x.cuh", ""), "f is negative at z = -4000: weights by sum need");
+  expect(kind_file_of<Files::score_undefined>("x", "a/x.cuh", ""), "f or its slope is not a number at z = -4000");
+  expect(kind_file_of<Files::score_steep>("x", "a/x.cuh", ""), "the slope of f overflows in float32 at z = ");
+  expect(kind_file_of<Files::score_detached>("x", "a/x.cuh", ""), "the slope of f is ");
+  expect(kind_file_of<Files::score_early>("x", "a/x.cuh", ""), "f is negative at z = -4000");
 }
 
 TEST(KindFiles, HaveKeysWithDefaultsInRange) {

@@ -175,24 +175,38 @@ SCORE(NAME) {
       for part in parts:
         self.assertIn(part, done.stderr)
 
+  def compiled(self, text):
+    """What g++ says of a file, without a build."""
+    with tempfile.TemporaryDirectory() as folder:
+      path = f"{folder}/x.cuh"
+      with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+      with open(f"{folder}/kinds.inc", "w", encoding="utf-8") as file:
+        subprocess.run(["bash", os.path.join(ROOT, "scripts/kind_files.sh"), "softmax", path], stdout=file, check=True,
+                       timeout=60)
+      return subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{folder}", f"-I{ROOT}",
+                             os.path.join(ROOT, "attention/kinds.cpp")], capture_output=True, text=True, timeout=100)
+
   def test_wrong_formulas_end_in_an_error_at_their_line(self):
-    """What g++ says of them, without a build."""
-    for body, message in (("z > 0 ? z : -z", "f must not branch on a score: use max, min, relu or abs"),
-                          ("int(z)", "x.cuh:4:"), ("std::pow(z, 3)", "x.cuh:4:")):
-      with tempfile.TemporaryDirectory() as folder:
-        text = self.GOOD.replace("NAME", "x").replace("BODY", body)
-        path = f"{folder}/x.cuh"
-        with open(path, "w", encoding="utf-8") as file:
-          file.write(text)
-        with open(f"{folder}/kinds.inc", "w", encoding="utf-8") as file:
-          subprocess.run(["bash", os.path.join(ROOT, "scripts/kind_files.sh"), "softmax", path], stdout=file,
-                         check=True, timeout=60)
-        done = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{folder}", f"-I{ROOT}",
-                               os.path.join(ROOT, "attention/kinds.cpp")], capture_output=True, text=True,
-                              timeout=100)
-        self.assertNotEqual(done.returncode, 0, body)
-        self.assertIn("x.cuh:4:", done.stderr)
-        self.assertIn(message, done.stderr)
+    good = self.GOOD.replace("NAME", "x")
+    self.assertEqual(self.compiled(good.replace("BODY", "relu(z)")).stderr, "")
+    formula = "FORMULA f(Z z, At<Z>)"
+    parameter = '  static constexpr ScoreKey parameters[] = {{"Cap", 50, "(0, 1e6]", "bound"}};\n  FORMULA'
+    for line, message, text in (
+        (4, "f must not branch on a score: use max, min, relu or abs", good.replace("BODY", "z > 0 ? z : -z")),
+        (4, "f must not branch on a score", good.replace("BODY", "z == 0 ? z : -z")),
+        (4, "loses its slope: keep Z and C", good.replace("BODY", "int(z)")),
+        (4, "loses its slope: keep Z and C", good.replace("BODY", "z ? 1 : 0")),
+        (4, "pow(", good.replace("BODY", "std::pow(z, 3)")),
+        (2, "f must return a Z, which has the slope too: begin it with FORMULA f",
+         good.replace(formula, "template <class Z> static int f(Z z, At<Z>)").replace("BODY", "1")),
+        (2, "there is no formula: add FORMULA f(Z z, At<Z> at)", good.replace(" f(Z", " g(Z").replace("BODY", "z")),
+        (2, "say what becomes of f: static constexpr RowWeights weights", good.replace(" weights", " w")),
+        (2, "a parameter's name is a key: use small letters", good.replace("  FORMULA", parameter))):
+      done = self.compiled(text)
+      self.assertNotEqual(done.returncode, 0, text)
+      self.assertRegex(done.stderr, rf"x\.cuh:{line}:\d+: ", message)
+      self.assertIn(message, done.stderr)
 
 
 class WithoutNccl(unittest.TestCase):

@@ -257,6 +257,8 @@ TEST(ConfigErrors, CrossChecks) {
   expect_error(R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
                "attention.sink = \"learned\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
                "sink \"none\"  [x.json]");
+  std::string kinds;
+  for (const char* kind : kind_names) append_item(kinds, kind);
   for (auto& [layer, hint] :
        std::vector<std::pair<std::string, std::string>>{{"global", ""},
                                                         {"lssar_lssa", ""},
@@ -275,13 +277,12 @@ TEST(ConfigErrors, CrossChecks) {
                                                         {"window8k", "; did you mean \"window\"?"},
                                                         {"window16777217", ""},
                                                         {"ful_lssa", "; did you mean \"full\"?"}})
-    expect_error(
-        format("{\"attention\": {\"window\": 4, \"layers\": [\"window\", \"%s\"]}}", layer.c_str()), {},
-        "attention.layers = [\"window\",\"" + layer + "\"] has \"" + layer +
-            "\": an entry is words joined by _, at most one of each: a kind (softmax, lssa, lssar, sigmoid, relu, "
-            "relu2, threshold), a bias (none, alibi, fox, cable), window or full, rotated or unrotated, gated or "
-            "ungated; windowN is a window of N keys, 1 to 16777216" +
-            hint + "  [x.json]");
+    expect_error(format("{\"attention\": {\"window\": 4, \"layers\": [\"window\", \"%s\"]}}", layer.c_str()), {},
+                 "attention.layers = [\"window\",\"" + layer + "\"] has \"" + layer +
+                     "\": an entry is words joined by _, at most one of each: a kind (" + kinds +
+                     "), a bias (none, alibi, fox, cable), window or full, rotated or unrotated, gated or "
+                     "ungated; windowN is a window of N keys, 1 to 16777216" +
+                     hint + "  [x.json]");
   expect_error(
       R"({"attention": {"layers": ["full_unrotated"], "window": 4}, "model": {"position": "none"}})", {},
       "attention.layers = [\"full_unrotated\"] has \"full_unrotated\": rotated and unrotated need model.position "
@@ -417,4 +418,16 @@ TEST(ConfigErrors, UntrustedBytes) {
   }
   EXPECT_GT(accepted, 50);
   EXPECT_GT(refused, 1000);
+}
+
+// attention/score.h: keys of kinds that are files.
+TEST(ConfigErrors, ParametersOfFilesAreNewKeys) {
+  Config c;
+  KindFile file = {.name = "x", .path = "/a/x.cuh", .text = "one line\n\n{\"power\", 1}, {\"gate\", 1}"};
+  auto check = [&](const char* name) { check_key_of(file, name, config_rows(c)); };
+  for (const char* name : {"power", "gate"})
+    expect_user_error(
+        [&] { check(name); },
+        {format("/a/x.cuh:3: the parameter \"%s\" would be the key attention.%s", name, name), "give it another name"});
+  EXPECT_NO_THROW(check("pow"));
 }

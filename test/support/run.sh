@@ -51,7 +51,9 @@ done
 # The model and its evaluation again with the work of streams held back (emulation/cpu/streams.h): a missing wait fails.
 case "$build" in */cpu)
   for order in late random; do
-    for test in model eval; do PLUSGPT_STREAMS=$order run "$build/test_$test"; done
+    for test in model eval; do
+      [[ " $* " != *"/test_$test "* ]] || PLUSGPT_STREAMS=$order run "$build/test_$test"
+    done
   done ;;
 esac
 wait
