@@ -25,7 +25,7 @@ ParameterLayout::ParameterLayout(const std::function<std::vector<ParameterRow>(i
   std::vector<Tensor> latest(first_layer.size());  // the last tensor so far of each row
   auto place = [&](const ParameterRow& row, int l) {
     if (elements(row.shape) == 0) return;
-    std::string name = row.per_layer ? format("h.%d.%s", l, row.name) : row.name;
+    std::string name = row.per_layer ? format("h.%d.%s", l, row.name.c_str()) : row.name;
     Tensor tensor = {name, row.shape, row.init, row.decays, total, elements(row.shape), 0};
     if (row.continues != NOTHING) {
       const Tensor& left = latest[row.continues];

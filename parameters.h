@@ -30,7 +30,7 @@ inline constexpr Parameter NOTHING{-1};
 // A row of the model's table, for one layer. A shape that holds a 0 means that there is no such parameter.
 struct ParameterRow {
   Parameter id;
-  const char* name;  // after "h.LAYER." if it is per layer
+  std::string name;  // after "h.LAYER." if it is per layer
   std::vector<int> shape;
   Init init;
   bool decays, per_layer;

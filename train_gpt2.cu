@@ -39,7 +39,8 @@
 
 enum Parameter : int {
   WTE, WPE,
-  LN1_W, LN1_B, QKV_W, DECAY_W, GATE_W, QKV_B, DECAY_B, GATE_B, SSMAX_SCALE, SINK, ATT_PROJ_W, ATT_PROJ_B,
+  LN1_W, LN1_B, QKV_W, DECAY_W, GATE_W, QKV_B, DECAY_B, GATE_B,
+  SSMAX_SCALE, SINK, SCORE, SCORE_LAST = SCORE + MOST_PARAMETERS - 1, ATT_PROJ_W, ATT_PROJ_B,
   LN2_W, LN2_B, FC_W, FC_B, MLP_PROJ_W, MLP_PROJ_B,
   LNF_W, LNF_B, HEAD_W, HEAD_B
 };
@@ -60,9 +61,9 @@ QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& a) {
 }
 
 // THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it. It
-// is layer l's: layers may differ in their gate, bias and sink. Its columns: id, name, shape, initial values, whether
-// weight decay applies, whether it is per layer; then the shape in memory if it is padded, and the parameter whose
-// padding holds this one (parameters.h).
+// is layer l's: layers may differ in their gate, bias, sink and kind. Its columns: id, name, shape, initial values,
+// whether weight decay applies, whether it is per layer; then the shape in memory if it is padded, and the parameter
+// whose padding holds this one (parameters.h).
 //
 // One product makes all that attention needs: a token's row of qkv, Q columns.
 //   column  0           A           2A          3A        3A+Z           3A+Z+G    Q
@@ -80,6 +81,14 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   Init residual{.std = 0.02f / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
   Init gate = a.gate.weight_init == GateWeights::zero ? zero : normal;
+  ParameterRow learned[MOST_PARAMETERS];  // of a kind that is a file
+  for (int n = 0; n < MOST_PARAMETERS; n++) {
+    learned[n] = {Parameter(SCORE + n), "", {0}, zero, false, true};
+    const KindFile* file = kind_file(a.kind);
+    if (!file || n >= int(file->learned.size())) continue;
+    learned[n].name = format("attn.score.%s", file->learned[n].name);
+    learned[n].shape = {H}, learned[n].init = {.constant = float(file->learned[n].initial)};
+  }
   return {
       {WTE, "wte.weight", {m.vocab, C}, normal, true, false, {padded_vocab(config), C}},
       {WPE, "wpe.weight", {m.position == Position::learned ? m.context : 0, C}, normal, true, false},
@@ -93,6 +102,7 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
       {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, Z ? DECAY_B : QKV_B},
       {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, ssmax, false, true},
       {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, zero, false, true},
+      learned[0], learned[1], learned[2], learned[3],
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, residual, true, true},
       {ATT_PROJ_B, "attn.c_proj.bias", {C}, zero, false, true},
       {LN2_W, "ln_2.weight", {C}, one, false, true},
@@ -214,12 +224,16 @@ class Gpt2 final : public Model {
   }
   Matrix<Real> dlogits_of(Real* dqkv, const Layer& a) const { return {dqkv + 3 * A + a.columns.Z, a.columns.Q}; }
   AttentionCall<Real> attention_of(const Layer& a, int l, int B, int T) const {
-    return {.settings = layers_[l].attention, .shape = {B, T, H, D}, .context = config_.model.context,
-            .qkv_stride = a.columns.Q, .scale_factor = layers_[l].rotated ? scale_factor_ : 1, .family = family_,
-            .spare_multiprocessors = spare_multiprocessors_, .stream = stream,
-            .ssmax_scale = weight(SSMAX_SCALE, l), .dssmax_scale = gradient(SSMAX_SCALE, l),
-            .sink = weight(SINK, l), .dsink = gradient(SINK, l), .bias = a.bias,
-            .rope = layers_[l].rotated ? b.rope : nullptr, .norms = a.qk_norms};
+    AttentionCall<Real> call = {
+        .settings = layers_[l].attention, .shape = {B, T, H, D}, .context = config_.model.context,
+        .qkv_stride = a.columns.Q, .scale_factor = layers_[l].rotated ? scale_factor_ : 1, .family = family_,
+        .spare_multiprocessors = spare_multiprocessors_, .stream = stream,
+        .ssmax_scale = weight(SSMAX_SCALE, l), .dssmax_scale = gradient(SSMAX_SCALE, l),
+        .sink = weight(SINK, l), .dsink = gradient(SINK, l), .bias = a.bias,
+        .rope = layers_[l].rotated ? b.rope : nullptr, .norms = a.qk_norms};
+    for (int n = 0; n < MOST_PARAMETERS; n++)
+      call.learned[n] = weight(Parameter(SCORE + n), l), call.dlearned[n] = gradient(Parameter(SCORE + n), l);
+    return call;
   }
   void upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N);
   void gate_qkv(Layer& a, int N);

@@ -39,7 +39,9 @@ template <class T> struct AttentionCall {
   const T* ssmax_scale = nullptr;
   float* dssmax_scale = nullptr;  // +=
   const T* sink = nullptr;
-  float* dsink = nullptr;  // +=
+  float* dsink = nullptr;                  // +=
+  const T* learned[MOST_PARAMETERS] = {};  // KindFile::learned; without one its initial value holds
+  float* dlearned[MOST_PARAMETERS] = {};   // +=
   // c [B, H, T] (bias.cuh), each number the sum of two: scores are q_i . k_j + (c_i - c_j) / score_unit(kind)
   const float2* bias = nullptr;
   // Of the preparation, as in prepare.cuh; either may be nullptr.

@@ -49,9 +49,13 @@ template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) 
                              .per_unit = float(1 / score_unit(s.kind)),
                              .threshold = float(s.threshold),
                              .heads = float(call.shape.H)};
-  if (const KindFile* file = kind_file(s.kind))
-    for (size_t n = 0; n < file->parameters.size(); n++)
-      settings.parameters[n] = float(s.parameters[file->first_parameter + n]);
+  if (const KindFile* file = kind_file(s.kind)) {
+    float* to = settings.parameters;
+    for (size_t n = 0; n < file->parameters.size(); n++) *to++ = float(s.parameters[file->first_parameter + n]);
+    for (const LearnedNumber& number : file->learned) *to++ = float(number.initial);
+    std::ranges::copy(call.learned, settings.learned);
+    settings.learned_in_bf16 = std::is_same_v<T, bf16>;
+  }
   return settings;
 }
 
@@ -140,8 +144,13 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
   // ssmax's scale is a sum over rows that prepare_backward() makes.
   if (undo_preparation && family.undoes_preparation && (D == 64 || D == 128) && s.scale != Scale::ssmax)
     preparation = {true, call.rope, call.norms, s.qk_norm, row_scale(call)};
+  KernelSettings settings = kernel_settings(call);
+  size_t learned = kind_file(s.kind) ? kind_file(s.kind)->learned.size() : 0, rows = call.shape.rows();
+  settings.learned_sums = score_gradient_sums(workspace, call.shape).by_query - learned * rows;
   family.backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(call),
-                   score_gradient_sums(workspace, call.shape), preparation, kernel_settings(call), call});
+                   score_gradient_sums(workspace, call.shape), preparation, settings, call});
+  for (size_t l = 0; l < learned; l++)
+    if (call.dlearned[l]) add_sums_of_heads<T>(call.dlearned[l], settings.learned_sums + l * rows, call);
   if (undo_preparation && !preparation.undo) prepare_backward(dqkv, qkv, call, workspace);
 }
 

@@ -20,7 +20,13 @@ struct KernelSettings {
   const float2* bias = nullptr;             // c [B, H, T], or nullptr
   float per_unit = 1;                       // 1 / score_unit(kind)
   float threshold = 0;
-  float heads = 0, parameters[MOST_PARAMETERS] = {};  // of a kind of a file (formula.cuh)
+  // Of a kind that is a file (formula.cuh): its parameters, then the initial values of its learned numbers; those
+  // numbers, [H] each of T, or nullptr; and where the backward pass leaves the sums of their gradients over a query's
+  // keys, [LEARNED][B, H, T].
+  float heads = 0, parameters[MOST_PARAMETERS] = {};
+  const void* learned[MOST_PARAMETERS] = {};
+  bool learned_in_bf16 = false;
+  float* learned_sums = nullptr;
 };
 
 // out [B, T, H, D] =, stats = (nullptr in evaluation), from qkv. sink is [H] or nullptr.
@@ -35,7 +41,8 @@ template <class T> struct ForwardCall {
 
 // Rows of a head in the backward's workspace: rounded up to whole tiles, so that the copy engine can load them.
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
-constexpr int ROW_VALUES_MOST = 6;  // of any policy; behind them the workspace has dz_by_query and dz_by_key
+// Of any policy, with its LEARNED, which are the last; behind them the workspace has dz_by_query and dz_by_key.
+constexpr int ROW_VALUES_MOST = 6;
 
 // dqkv =, call.dsink [H] += (or nullptr); preparation: see Family. workspace: Policy::ROW_VALUES floats per row (b, h,
 // t < workspace_rows(T)).

@@ -30,57 +30,53 @@ template <class Maths> struct DeviceFunctions {
   }
 };
 
-// f at the places of one head.
-template <class File, class Maths> struct Formula {
-  using Functions = DeviceFunctions<Maths>;
-  float head, heads, parameters[MOST_PARAMETERS];
+// f of one head.
+template <class File, class Maths> struct Formula : FormulaOf<File, DeviceFunctions<Maths>> {
+  using Base = FormulaOf<File, DeviceFunctions<Maths>>;
   int most;  // keys that a row sees
-  __device__ Formula(const KernelSettings& s, int head)
-      : head(head + 1), heads(s.heads), most(s.window + s.sink_tokens) {
-    for (int n = 0; n < MOST_PARAMETERS; n++) parameters[n] = s.parameters[n];
+  __device__ Formula(const KernelSettings& s, int h) : most(s.window + s.sink_tokens) {
+    this->head = h + 1, this->heads = s.heads;
+    for (int n = 0; n < MOST_PARAMETERS; n++) this->numbers[n] = s.parameters[n];
+    for (int l = 0; l < Base::LEARNED; l++)
+      if (const void* all = s.learned[l])
+        this->numbers[Base::FIXED + l] =
+            s.learned_in_bf16 ? to_float(static_cast<const bf16*>(all)[h]) : static_cast<const float*>(all)[h];
   }
-  template <bool SLOPES> __device__ __forceinline__ auto f(float z, int i, int j) const {
-    using Z = Score<Functions, SLOPES>;
-    At<Z> at = {float(i + 1), float(j + 1), float(min(i + 1, most)), head, heads, {}};
-    for (int n = 0; n < MOST_PARAMETERS; n++) at.parameter[n] = parameters[n];
-    return File::f(Z(z, 1), at);
+  __device__ __forceinline__ float value(float z, int i, int j) const {
+    return Base::value(z, float(i + 1), float(j + 1), keys(i));
   }
-  __device__ __forceinline__ float value(float z, int i, int j, float masked) const {
-    float f_of_z = f<false>(z, i, j).value;
-    return z == -INFINITY ? masked : f_of_z;
+  __device__ __forceinline__ auto with_slope(float z, int i, int j) const {
+    return Base::with_slope(z, float(i + 1), float(j + 1), keys(i));
   }
+  __device__ __forceinline__ float slope_by_learned(int l, float z, int i, int j) const {
+    return Base::slope_by_learned(l, z, float(i + 1), float(j + 1), keys(i));
+  }
+
+ private:
+  __device__ __forceinline__ float keys(int i) const { return float(min(i + 1, most)); }
 };
 
-// P = e^f / (e^sink + sum e^f)
-template <class File, class Maths> struct SoftmaxOf : Softmax<Maths> {
-  using Evaluation = SoftmaxOf;
+// ---- what becomes of f in a row. MASKED: in place of f where the row does not see the key. weight(f, row) and
+// gradient(slope, p, dp, row), of a number by which f has this slope.
+
+// P = e^f / sum e^f
+template <class Maths> struct SoftmaxRows : Softmax<Maths> {
   using Base = Softmax<Maths>;
-  static constexpr bool OF_FILE = true, FROM_WEIGHT = false, HAS_SINK = false;
-  static constexpr int HEAVY = 1;
-  Formula<File, Maths> formula;
-  __device__ SoftmaxOf(const KernelSettings& s, float sink, int head) : Base(s, sink, head), formula(s, head) {}
-  __device__ __forceinline__ float score(float z, int i, int j) const { return formula.value(z, i, j, -INFINITY); }
-  __device__ __forceinline__ void grad(float z, float dp, const float* row, float& p, float& dz, int i, int j) const {
-    auto f = formula.template f<true>(z, i, j);
-    bool seen = z > -INFINITY;
-    // The choice also keeps a compiler from fusing f's last product with the subtraction of lse: f must be rounded as
-    // in the forward pass.
-    p = Base::weight(seen ? f.value : -INFINITY, row);
-    dz = seen ? Base::grad(p, dp, row) * f.slope : 0;
+  static constexpr bool FROM_WEIGHT = false, HAS_SINK = false;
+  static constexpr float MASKED = -INFINITY;
+  using Base::Base;
+  __device__ float gradient(float slope, float p, float dp, const float* row) const {
+    return Base::grad(p, dp, row) * slope;
   }
 };
 
 // P = f / sum f, and 0 everywhere if the sum underflows
-template <class File, class Maths> struct SumOf : PolicyDefaults {
-  using Evaluation = SumOf;
-  static constexpr bool OF_FILE = true;
-  static constexpr int HEAVY = 1;
+struct SumRows : PolicyDefaults {
+  static constexpr float MASKED = 0;
   enum { SUM, SUMS };
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROW_VALUES };
-  Formula<File, Maths> formula;
-  __device__ SumOf(const KernelSettings& s, float, int head) : formula(s, head) {}
-  __device__ __forceinline__ float score(float z, int i, int j) const { return formula.value(z, i, j, 0); }
+  __device__ SumRows(const KernelSettings&, float, int) {}
   __device__ void start_sweep(int, int, float* sums, bool) const { sums[SUM] = 0; }
   __device__ void weigh(float f, const float*, float* sums, float* weight) const {
     weight[0] = f;
@@ -95,33 +91,56 @@ template <class File, class Maths> struct SumOf : PolicyDefaults {
     row[INVERSE_S] = inverse_or_0(saved[S]);
     row[DOT] = dot[0];
   }
-  __device__ __forceinline__ void grad(float z, float dp, const float* row, float& p, float& dz, int i, int j) const {
-    auto f = formula.template f<true>(z, i, j);
-    bool seen = z > -INFINITY;
-    p = seen ? f.value * row[INVERSE_S] : 0;
-    dz = seen ? f.slope * row[INVERSE_S] * (dp - row[DOT]) : 0;  // in this order, as for lssa
+  __device__ float weight(float f, const float* row) const { return f * row[INVERSE_S]; }
+  __device__ float gradient(float slope, float, float dp, const float* row) const {
+    return slope * row[INVERSE_S] * (dp - row[DOT]);  // in this order, as for lssa
   }
 };
 
 // P = f
-template <class File, class Maths> struct NoneOf : PolicyDefaults {
-  using Evaluation = NoneOf;
-  static constexpr bool OF_FILE = true;
-  static constexpr int HEAVY = 1;
-  Formula<File, Maths> formula;
-  __device__ NoneOf(const KernelSettings& s, float, int head) : formula(s, head) {}
-  __device__ __forceinline__ float score(float z, int i, int j) const { return formula.value(z, i, j, 0); }
+struct PlainRows : PolicyDefaults {
+  static constexpr float MASKED = 0;
+  __device__ PlainRows(const KernelSettings&, float, int) {}
   __device__ void weigh(float f, const float*, float*, float* weight) const { weight[0] = f; }
   __device__ void finish(int, const float*, const float*, float* factor, float*) const { factor[0] = 1; }
-  __device__ __forceinline__ void grad(float z, float dp, const float*, float& p, float& dz, int i, int j) const {
-    auto f = formula.template f<true>(z, i, j);
-    bool seen = z > -INFINITY;
-    p = seen ? f.value : 0;
-    dz = seen ? f.slope * dp : 0;
+  __device__ float weight(float f, const float*) const { return f; }
+  __device__ float gradient(float slope, float, float dp, const float*) const { return slope * dp; }
+};
+
+template <class File, class Maths, class Rows> struct ScoreOf : Rows {
+  using Evaluation = ScoreOf;
+  static constexpr bool OF_FILE = true;
+  static constexpr int HEAVY = 1, LEARNED = Formula<File, Maths>::LEARNED;
+  Formula<File, Maths> formula;
+  __device__ ScoreOf(const KernelSettings& s, float sink, int head) : Rows(s, sink, head), formula(s, head) {}
+  __device__ __forceinline__ float score(float z, int i, int j) const {
+    float f = formula.value(z, i, j);
+    return z == -INFINITY ? Rows::MASKED : f;
+  }
+  // The choice also keeps a compiler from fusing f's last product with the subtraction of lse: f must be rounded as in
+  // the forward pass.
+  __device__ __forceinline__ float weight_of(float f, float z, const float* row) const {
+    return Rows::weight(z > -INFINITY ? f : Rows::MASKED, row);
+  }
+  __device__ __forceinline__ void grad(float z, float dp, const float* row, float& p, float& dz, int i, int j) const {
+    auto f = formula.with_slope(z, i, j);
+    p = weight_of(f.value, z, row);
+    float gradient = Rows::gradient(f.slope, p, dp, row);
+    dz = z > -INFINITY ? gradient : 0;
+  }
+  // sums [LEARNED] += the gradients of the learned numbers
+  __device__ __forceinline__ void add_learned(float* sums, float z, float dp, const float* row, int i, int j) const {
+    float p = weight_of(formula.with_slope(z, i, j).value, z, row);
+#pragma unroll
+    for (int l = 0; l < LEARNED; l++) {
+      float gradient = Rows::gradient(formula.slope_by_learned(l, z, i, j), p, dp, row);
+      sums[l] += z > -INFINITY ? gradient : 0;
+    }
   }
 };
 
 template <class File, class Maths>
 using PolicyOfFile =
-    std::conditional_t<File::weights == RowWeights::softmax, SoftmaxOf<File, Maths>,
-                       std::conditional_t<File::weights == RowWeights::sum, SumOf<File, Maths>, NoneOf<File, Maths>>>;
+    ScoreOf<File, Maths,
+            std::conditional_t<File::weights == RowWeights::softmax, SoftmaxRows<Maths>,
+                               std::conditional_t<File::weights == RowWeights::sum, SumRows, PlainRows>>>;

@@ -83,3 +83,16 @@ __device__ __forceinline__ void store_dz_sums(float* to, int held0, int T, float
     if (mine.quad == 0 && row < T) to[row] = sum;
   });
 }
+
+// With learned numbers: to[l * count + row] = those sums of their gradients.
+template <class Policy, int M>
+__device__ __forceinline__ void store_learned_sums(float* to, size_t count, int held0, int T,
+                                                   const float (&sums)[M][2][Policy::LEARNED + 1],
+                                                   const Fragment& mine = {}) {
+#pragma unroll
+  for (int l = 0; l < Policy::LEARNED; l++) {
+    float of_rows[M][2];
+    for_rows<M>([&](int m, int half) { of_rows[m][half] = sums[m][half][l]; });
+    store_dz_sums(to + l * count, held0, T, of_rows, mine);
+  }
+}

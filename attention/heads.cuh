@@ -130,7 +130,7 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
 
 // The first part of every backward pass: workspace = the rows above; dsink += if there is one. Reads out and dout once.
 template <class T, class Policy, class Mask> void row_values(const BackwardCall<T>& c, const Shape& shape) {
-  static_assert(Policy::ROW_VALUES <= ROW_VALUES_MOST);
+  static_assert(Policy::ROW_VALUES + Policy::LEARNED <= ROW_VALUES_MOST);
   auto launch = [&]<int LANES>() {
     LAUNCH((attention_rows_kernel<T, Policy, Mask, LANES>),
            dim3(blocks_for(shape.row_pitch * LANES, 128), shape.H, c.call.shape.B), dim3(128), 0, c.call.stream,

@@ -16,34 +16,45 @@ template <class Real_> struct HostFunctions {
   static Real softplus(Real x) { return std::max(x, Real(0)) + std::log1p(std::exp(-std::fabs(x))); }
 };
 
-template <class File, class R> void evaluate(R z, const ScorePosition& place, R& value, R& slope) {
-  using Z = Score<HostFunctions<R>, true>;
-  At<Z> at = {R(place.i), R(place.j), R(place.n), R(place.head), R(place.heads), {}};
-  for (size_t n = 0; n < std::size(File::parameters); n++) at.parameter[n] = R(place.parameters[n]);
-  Z f = File::f(Z(z, 1), at);
-  value = f.value, slope = f.slope;
+template <class File, class R> void evaluate(R z, const ScorePosition& place, R& value, R* slopes) {
+  FormulaOf<File, HostFunctions<R>> f = {R(place.head), R(place.heads)};
+  for (int n = 0; n < f.FIXED + f.LEARNED; n++) f.numbers[n] = R(place.numbers[n]);
+  auto both = f.with_slope(z, place.i, place.j, place.n);
+  value = both.value, slopes[0] = both.slope;
+  for (int l = 0; l < f.LEARNED; l++) slopes[1 + l] = f.slope_by_learned(l, z, place.i, place.j, place.n);
 }
 
 template <class File> KindFile kind_file_of(const char* name, const char* path, const char* text) {
-  return {name, path, text, File::weights, File::parameters, 0, evaluate<File, double>, evaluate<File, float>};
+  return {name,          path,          text, File::weights,          File::parameters,
+          File::learned, File::pytorch, 0,    evaluate<File, double>, evaluate<File, float>};
 }
 
 // ---- what a file must have; make states these at the line of its SCORE(name)
 
 template <class File> constexpr bool has_weights = requires { RowWeights(File::weights); };
-template <class File, class Z = Score<HostFunctions<double>, true>>
-constexpr bool has_formula = requires(Z z, At<Z> at) {
+template <class File, class Z = Score<HostFunctions<double>, true>, class At = PlaceOfScore<typename Z::Constant, Z>>
+constexpr bool has_formula = requires(Z z, At at) {
   File::f(z, at);
 };
-template <class File, class Z = Score<HostFunctions<double>, true>> constexpr bool returns_score() {
-  if constexpr (has_formula<File>) return std::is_same_v<decltype(File::f(Z(), At<Z>())), Z>;
+template <class File, class Z = Score<HostFunctions<double>, true>, class At = PlaceOfScore<typename Z::Constant, Z>>
+constexpr bool returns_score() {
+  using C = typename Z::Constant;
+  if constexpr (has_formula<File>) {
+    using Result = decltype(File::f(Z(), At()));
+    return std::is_same_v<Result, Z> || std::is_same_v<Result, C>;
+  }
   return true;
 }
 template <class File> constexpr bool names_are_keys() {
-  return std::ranges::all_of(File::parameters, [](const ScoreKey& parameter) {
-    std::string_view name = parameter.name;
-    return !name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == name.npos;
-  });
+  std::string_view names[2 * MOST_PARAMETERS] = {}, words[] = {"z", "i", "j", "n", "head", "heads", "torch"};
+  size_t count = 0;
+  auto takes = [&](std::string_view name) {
+    bool free = std::ranges::find(words, name) == std::end(words) && std::ranges::find(names, name) == std::end(names);
+    names[count++ % std::size(names)] = name;
+    return free && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == name.npos;
+  };
+  return std::ranges::all_of(File::parameters, takes, &ScoreKey::name) &&
+         std::ranges::all_of(File::learned, takes, &LearnedNumber::name);
 }
 template <class File> constexpr bool ranges_are_written() {
   return std::ranges::all_of(File::parameters, [](const ScoreKey& parameter) {
@@ -52,13 +63,16 @@ template <class File> constexpr bool ranges_are_written() {
            (range.back() == ']' || range.back() == ')');
   });
 }
-#define CHECK_KIND_FILE(FILE)                                                                                          \
-  static_assert(has_weights<FILE>,                                                                                     \
-                "say what becomes of f: static constexpr RowWeights weights = RowWeights::softmax;"                    \
-                " or sum, or none");                                                                                   \
-  static_assert(has_formula<FILE>, "there is no formula: add FORMULA f(Z z, At<Z> at) { return z; }");                 \
-  static_assert(returns_score<FILE>(), "f must return a Z, which has the slope too: begin it with FORMULA f");         \
-  static_assert(std::size(FILE::parameters) <= MOST_PARAMETERS, "at most four parameters: remove some");               \
-  static_assert(names_are_keys<FILE>(), "a parameter's name is a key: use small letters, digits and _");               \
-  static_assert(ranges_are_written<FILE>(), "a parameter's range is an interval: write [0, 1], or (0, 1] without the " \
-                                            "0")
+#define CHECK_KIND_FILE(FILE)                                                                              \
+  static_assert(has_weights<FILE>,                                                                         \
+                "say what becomes of f: static constexpr RowWeights weights = RowWeights::softmax;"        \
+                " or sum, or none");                                                                       \
+  static_assert(has_formula<FILE>, "there is no formula: add FORMULA f(Z z, At at) { return z; }");        \
+  static_assert(returns_score<FILE>(), "f must return a formula of z, not a plain number");                \
+  static_assert(std::size(FILE::parameters) + std::size(FILE::learned) <= MOST_PARAMETERS,                 \
+                "at most four numbers, fixed and learned");                                                \
+  static_assert(names_are_keys<FILE>(),                                                                    \
+                "a number's name is small letters, digits and _, unlike others, z, i, j, n, head, heads"); \
+  static_assert(ranges_are_written<FILE>(),                                                                \
+                "a parameter's range is an interval: write [0, 1], or (0, 1] without the "                 \
+                "0")

@@ -29,6 +29,7 @@
 //   HEAVY       registers that grad() needs: 0 few, 1 with slopes, 2 with any power
 //   FROM_WEIGHT grad() takes the weight in place of the score
 //   OF_FILE     the weights are of score(z, i, j) in place of z, and grad() takes i and j too (formula.cuh)
+//   LEARNED     numbers of the score that are learned; add_learned() sums their gradients
 //   Evaluation  a type: the policy of a forward pass that no backward pass follows
 //   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
 //               row (read by the backward kernels); kernels give each array one element more, so that none is empty
@@ -55,7 +56,7 @@ template <class Policies, class Call, class F> void with_policy_and_mask(const C
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
   static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false, OF_FILE = false;
-  static constexpr int HEAVY = 0;
+  static constexpr int HEAVY = 0, LEARNED = 0;
   enum { SUMS };
   enum { CONSTANTS };
   enum { SAVED };

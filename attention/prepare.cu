@@ -140,18 +140,17 @@ __global__ void prepare_backward_kernel(T* dx, const T* x, const float* norms, f
   else backward_row<1>(dx + row.offset, x + row.offset, norms, row_dots, job, row);
 }
 
-// ds_h += sum over rows of (alpha_i / s_h) (unscaled q_i) . dq_i = (sum of q'_i . dq'_i) / s_h. One block per head.
-// s_h = 0 loses the direction of q, so the gradient of s_h is taken to be 0.
+// One block per head. A divisor of 0 takes the sum for 0.
 template <class T>
-__global__ void ssmax_scale_kernel(float* dscale, const T* scale, const float* row_dots, int B, int T_, int H) {
+__global__ void head_sums_kernel(float* to, const T* divisor, const float* rows, int B, int T_, int H) {
   __shared__ float shared[THREADS / WARP];
   int h = blockIdx.x;
   float sum = 0;
   for (int b = 0; b < B; b++)
-    for (int t = threadIdx.x; t < T_; t += THREADS) sum += row_dots[(size_t(b) * H + h) * T_ + t];
+    for (int t = threadIdx.x; t < T_; t += THREADS) sum += rows[(size_t(b) * H + h) * T_ + t];
   sum = block_sum(sum, shared);
-  float s = to_float(scale[h]);
-  if (threadIdx.x == 0 && s != 0) dscale[h] += sum / s;
+  float s = divisor ? to_float(divisor[h]) : 1;
+  if (threadIdx.x == 0 && s != 0) to[h] += sum / s;
 }
 
 // 16-byte accesses need aligned arrays and rows (with rope, halves of rows) of whole packs.
@@ -218,9 +217,15 @@ template <class T> void prepare_backward(T* dqkv, const T* qkv, const AttentionC
   bool learns = call.settings.scale == Scale::ssmax && call.dssmax_scale;
   float* row_dots = learns ? static_cast<float*>(workspace) : nullptr;
   launch_backward(dqkv, qkv, call.norms, row_dots, qk_rows(call, dqkv, qkv), call.stream);
-  if (row_dots)
-    LAUNCH(ssmax_scale_kernel<T>, dim3(call.shape.H), dim3(THREADS), 0, call.stream, call.dssmax_scale,
-           call.ssmax_scale, static_cast<const float*>(row_dots), call.shape.B, call.shape.T, call.shape.H);
+  // ds_h += sum over rows of (alpha_i / s_h) (unscaled q_i) . dq_i = (sum of q'_i . dq'_i) / s_h. s_h = 0 loses the
+  // direction of q, so its gradient is taken to be 0.
+  if (row_dots) add_sums_of_heads(call.dssmax_scale, row_dots, call, call.ssmax_scale);
+}
+
+template <class T>
+void add_sums_of_heads(float* to, const float* rows, const AttentionCall<T>& call, const T* divisor) {
+  LAUNCH(head_sums_kernel<T>, dim3(call.shape.H), dim3(THREADS), 0, call.stream, to, divisor, rows, call.shape.B,
+         call.shape.T, call.shape.H);
 }
 
 // One part, no rotation, no scale. Floor: 2 N A elements moved, in the backward pass 3 N A.
@@ -259,11 +264,12 @@ float rope_scale_factor(RopeScaling scaling, double factor) {
   return float(attention * attention);
 }
 
-#define INSTANTIATE(T)                                                          \
-  template RowScale<T> row_scale(const AttentionCall<T>&);                      \
-  template void prepare_forward(T*, const AttentionCall<T>&);                   \
-  template void prepare_backward(T*, const T*, const AttentionCall<T>&, void*); \
-  template void norm_output(T*, float*, const AttentionCall<T>&);               \
+#define INSTANTIATE(T)                                                                      \
+  template RowScale<T> row_scale(const AttentionCall<T>&);                                  \
+  template void prepare_forward(T*, const AttentionCall<T>&);                               \
+  template void prepare_backward(T*, const T*, const AttentionCall<T>&, void*);             \
+  template void add_sums_of_heads(float*, const float*, const AttentionCall<T>&, const T*); \
+  template void norm_output(T*, float*, const AttentionCall<T>&);                           \
   template void norm_output_backward(T*, const T*, const float*, const AttentionCall<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

@@ -60,6 +60,11 @@ size_t prepare_backward_workspace(const AttentionSettings& settings, const Atten
 template <class T>
 void prepare_backward(T* dqkv, const T* qkv, const AttentionCall<T>& call, void* workspace = nullptr);
 
+// to [H] += the sums over b and t of rows [B, H, T], by `divisor` [H] if there is one: the gradient of a number that
+// each head has learned.
+template <class T>
+void add_sums_of_heads(float* to, const float* rows, const AttentionCall<T>& call, const T* divisor = nullptr);
+
 // The norm of attention's output, AttentionSettings::norm_of_output(), in place on out [B, T, H, D]; norms [B, T, H] =
 // 1 / length of each row. Then the gradient of that norm's input, in place of its output's in dout.
 template <class T> void norm_output(T* out, float* norms, const AttentionCall<T>& call);

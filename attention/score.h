@@ -1,25 +1,34 @@
-// A kind of attention in one file: `make KINDS=path/my_score.cuh` builds it, attention.kind=my_score trains with it.
-// The file is named like the kind and holds
+// A kind of attention in one file. `make KINDS=path/my_score.cuh` builds ./train with it, attention.variant=my_score
+// trains with it, `make check-kind KINDS=path/my_score.cuh` tests it. The file is named like the kind and holds
 //
 //     #include "attention/score.h"
-//     // c tanh(z / c) before softmax
+//     // Softmax of soft-capped scores that fall with the distance, as steeply as each head learns.
 //     SCORE(my_score) {
 //       static constexpr RowWeights weights = RowWeights::softmax;
 //       static constexpr ScoreKey parameters[] = {{"cap", 50, "(0, 1e6]", "bound of my_score's scores"}};
-//       FORMULA f(Z z, At<Z> at) { return at.parameter[0] * tanh(z / at.parameter[0]); }
+//       static constexpr LearnedNumber learned[] = {{"slope", 0.1}};
+//       static constexpr const char* pytorch = "cap * torch.tanh(z / cap) - slope * torch.log(1 + i - j)";
+//       FORMULA f(Z z, At at) {
+//         auto cap = at.parameter[0];
+//         return cap * tanh(z / cap) - at.learned[0] * log(1 + at.i - at.j);
+//       }
 //     };
 //
 //   weights     what becomes of f in row i: e^f / sum e^f (softmax), f / sum f (sum; f >= 0) or f itself (none)
-//   parameters  may be left out, at most four. Each is a key attention.NAME with a default, a range, a line of help;
-//               they are at.parameter[0], [1] ... in this order, and fixed: training does not change them
+//   parameters  may be left out. Each is a key attention.NAME with a default, a range, a line of help; in f they are
+//               at.parameter[0], [1] ... in this order. Training does not change them.
+//   learned     may be left out. Numbers that each head learns, with the value that they begin with; in f they are
+//               at.learned[0], [1] ...; at most four numbers, fixed and learned
+//   pytorch     may be left out: f in Python, of z, i, j, n, head, heads and the numbers by name, with which a
+//               checkpoint opens in transformers
 //   f           of z, a score that the row sees, as prepare.cu and a bias leave it. Masked scores get no weight,
 //               whatever f makes of them. at: i and j of query and key, from 1; n, the keys that row i sees; head of
 //               heads, from 1
 //
-// f computes with + - * / and exp, log, sqrt, tanh, sigmoid, softplus, relu, square, abs, max, min. It must not branch
-// on z, so its derivative cannot be wrong: Z carries value and slope in the backward pass, the value alone in the
-// forward pass, and both in double in the tests' reference. Numbers that do not depend on z are of the type
-// C = typename Z::Constant, as all of `at` is. Plain C++ too, for tests and for the list of kinds (kinds.cpp).
+// f computes with + - * / and exp, log, sqrt, tanh, sigmoid, softplus, relu, square, abs, max, min; what lies between
+// is auto. It must not branch on z, so its derivative cannot be wrong: numbers carry value and slope in the backward
+// pass, values alone in the forward pass, and both in double in the tests' reference.
+// Plain C++ too, for tests and for the list of kinds (kinds.cpp).
 #pragma once
 #include <cmath>
 #include <type_traits>
@@ -30,7 +39,7 @@
 #define SCORE_CODE inline __attribute__((always_inline))
 #endif
 #define SCORE(NAME) struct score_##NAME : ScoreDefaults
-#define FORMULA template <class Z> static SCORE_CODE Z
+#define FORMULA template <class Z, class At> static SCORE_CODE auto
 
 // A value, with SLOPES also its derivative by the score. Functions: Real, and functions of it.
 template <class Functions, bool SLOPES> struct Score {
@@ -129,12 +138,38 @@ template <class Functions, bool SLOPES> struct Score {
 #undef NO_BRANCH
 };
 
-// Where a score is.
-template <class Z> struct At {
-  using C = typename Z::Constant;
-  C i, j, n, head, heads, parameter[MOST_PARAMETERS];
-};
-
 struct ScoreDefaults {
   static constexpr std::span<const ScoreKey> parameters = {};
+  static constexpr std::span<const LearnedNumber> learned = {};
+  static constexpr const char* pytorch = nullptr;
+};
+
+// ---- what calls f
+
+// Where a score is. L: of learned numbers, with a slope where the gradient is by them.
+template <class C, class L> struct PlaceOfScore {
+  C i, j, n, head, heads, parameter[MOST_PARAMETERS];
+  L learned[MOST_PARAMETERS];
+};
+
+// f of a head, and its derivatives by z and by a learned number. numbers: parameters, then learned numbers.
+template <class File, class Functions> struct FormulaOf {
+  using R = typename Functions::Real;
+  using C = Score<Functions, false>;
+  using Z = Score<Functions, true>;
+  static constexpr int FIXED = std::size(File::parameters), LEARNED = std::size(File::learned);
+  R head = 0, heads = 0, numbers[MOST_PARAMETERS] = {};
+  template <class L> SCORE_CODE PlaceOfScore<C, L> place(R i, R j, R n) const {
+    PlaceOfScore<C, L> at = {i, j, n, head, heads, {}, {}};
+    for (int p = 0; p < FIXED; p++) at.parameter[p] = numbers[p];
+    for (int l = 0; l < LEARNED; l++) at.learned[l] = C(numbers[FIXED + l]);
+    return at;
+  }
+  SCORE_CODE R value(R z, R i, R j, R n) const { return C(File::f(C(z), place<C>(i, j, n))).value; }
+  SCORE_CODE Z with_slope(R z, R i, R j, R n) const { return File::f(Z(z, 1), place<C>(i, j, n)); }
+  SCORE_CODE R slope_by_learned(int l, R z, R i, R j, R n) const {
+    auto at = place<Z>(i, j, n);
+    at.learned[l].slope = 1;
+    return Z(File::f(C(z), at)).slope;
+  }
 };

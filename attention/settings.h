@@ -14,25 +14,32 @@ bool sums_to_1(Kind kind);                 // whether a row's weights do
 std::vector<double> default_parameters();  // those of all files, in their order
 // A kind that is a file (score.h).
 enum class RowWeights { softmax, sum, none };  // f as e^f / sum e^f, as f / sum f, or as it is
-constexpr int MOST_PARAMETERS = 4;
+inline constexpr const char* row_weights_names[] = {"softmax", "sum", "none"};
+constexpr int MOST_PARAMETERS = 4;  // of a file, fixed and learned
 struct ScoreKey {
   const char* name;
   double initial;
   const char *allowed, *help;  // as in settings/table.cpp
 };
-// Of f at one place. Parameters: as many as the file has.
+struct LearnedNumber {  // one for each head
+  const char* name;
+  double initial;
+};
+// Of f at one place. Numbers: the file's parameters, then the head's learned numbers.
 struct ScorePosition {
   int i, j, n, head, heads;
-  const double* parameters;
+  const double* numbers;
 };
 struct KindFile {
   const char *name, *path, *text;
   RowWeights weights;
   std::span<const ScoreKey> parameters;
+  std::span<const LearnedNumber> learned;
+  const char* pytorch;  // f, or nullptr
   int first_parameter;  // in AttentionSettings::parameters
-  // value and slope of f in double; in float, as a naive formula computes them
-  void (*exact)(double z, const ScorePosition&, double& value, double& slope);
-  void (*naive)(float z, const ScorePosition&, float& value, float& slope);
+  // value of f and its slopes by z and by the learned numbers, in double; in float, as a naive formula computes them
+  void (*exact)(double z, const ScorePosition&, double& value, double* slopes);
+  void (*naive)(float z, const ScorePosition&, float& value, float* slopes);
 };
 std::span<const KindFile> kind_files();
 const KindFile* kind_file(Kind kind);  // nullptr: a kind of policies.cuh

@@ -151,9 +151,9 @@ static void bench(int argc, char** argv) {
   in_turn<Usual>(Kind::softmax, 2);
   using TwoSweeps = Lssar<FastMaths, FixedPower<15>>;
   in_turn<TwoSweeps>(Kind::lssar, 4);
-  overlapping<TwoSweeps, 64, hopper_forward_size(64, 2)>(Kind::lssar, "first sweep");
+  overlapping<TwoSweeps, 64, hopper_forward_size(64, 2, false)>(Kind::lssar, "first sweep");
   overlapping<TwoSweeps, 64, HopperSize{64, 16}>(Kind::lssar, "64 streamed keys, both sweeps");
-  overlapping<TwoSweeps, 128, hopper_forward_size(128, 2)>(Kind::lssar, "first sweep");
+  overlapping<TwoSweeps, 128, hopper_forward_size(128, 2, false)>(Kind::lssar, "first sweep");
 }
 
 int main(int argc, char** argv) { return run_bench(bench, argc, argv); }

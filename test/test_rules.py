@@ -164,7 +164,6 @@ class Rules(unittest.TestCase):
     names = {name: [item or "automatic" for item in re.findall(r'"(\w*)"', items)]
              for name, items in re.findall(r"(\w+)_names\[\] = \{([^}]*)\}", text)}
     kinds = enums.pop("kind")  # make writes their names
-    enums.pop("row_weights")
     self.assertEqual(names, enums)
     self.assertIn("lssar", kinds)
     # Each kind's formula for PyTorch, by its name.

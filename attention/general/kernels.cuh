@@ -96,7 +96,9 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == tiles.begin);
       mask_scores<Tile, false>(z[0], mask, i0, j0);
       if constexpr (Policy::OF_FILE) {
+#pragma unroll
         for (int x = 0; x < X; x++)
+#pragma unroll
           for (int e = 0; e < E; e++) z[0][x][e] = policy.score(z[0][x][e], i0 + mine.held + e, j0 + mine.streamed(x));
       }
 
@@ -307,7 +309,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
-  float dq[R][E] = {}, z[2][X][E], dz_sums[Tile::ROWS_EACH] = {};
+  float dq[R][E] = {}, z[2][X][E], dz_sums[Tile::ROWS_EACH] = {}, learned[E][Policy::LEARNED + 1] = {};
   for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
     int i = i0 + n % Tile::HELD;
     row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
@@ -326,11 +328,14 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
         float dz[AT_ONCE], row[ROW_VALUES + 1][AT_ONCE];
         for (int n = 0; n < ROW_VALUES; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
+#pragma unroll
         for (int e = 0; e < AT_ONCE; e++) {
           float r[ROW_VALUES + 1], p;
           for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e], i0 + mine.held + e0 + e,
-                         j0 + mine.streamed(x));
+          int i = i0 + mine.held + e0 + e, j = j0 + mine.streamed(x);
+          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e], i, j);
+          if constexpr (Policy::LEARNED > 0)
+            policy.add_learned(learned[e0 + e], z[0][x][e0 + e], z[1][x][e0 + e], r, i, j);
         }
         write_neighbours(to + e0, dz);
       }
@@ -350,6 +355,20 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   }
   if constexpr (Mask::ADDS)
     if (mask.adds() && place.chunk == 0) store_held_row_sums<Tile>(dz_by_query + head + i0, dz_sums, shape.T - i0);
+
+      // Sums for learned numbers: of the threads that share a row, always in the same order
+#pragma unroll
+  for (int l = 0; l < Policy::LEARNED; l++) {
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < E; e++) dz_tile[mine.first * Tile::HELD + mine.held + e] = learned[e][l];
+    __syncthreads();
+    for (int r = threadIdx.x; r < Tile::HELD && place.chunk == 0; r += Tile::THREADS) {
+      float sum = 0;
+      for (int n = 0; n < Tile::SHARERS; n++) sum += dz_tile[n * Tile::HELD + r];
+      if (i0 + r < shape.T) settings.learned_sums[l * count + head + i0 + r] = sum;
+    }
+  }
 }
 
 // ---- figures of the weights: queries are held, keys stream past
@@ -498,7 +517,7 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_for
   Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
   int B = c.call.shape.B;
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS, CPU)>;
+    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS > 1 || Policy::OF_FILE, CPU)>;
     size_t floats = Tile::template FORWARD_FLOATS<Policy>;
     LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
@@ -511,7 +530,7 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_bac
   int B = c.call.shape.B;
   row_values<T, Policy, Mask>(c, shape);
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, CPU)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, Policy::OF_FILE, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.dqkv, c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings,
@@ -528,7 +547,7 @@ void general_diagnose(float* figures, const float* stats, const T* qkv, const At
                       const KernelSettings& settings) {
   Shape shape = shape_of<T>(call, {qkv});
   with_general_width<on_cpu>(call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, on_cpu)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, Policy::OF_FILE, on_cpu)>;
     int count = row_figures(call.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
                     (Policy::ROW_VALUES + FigurePlace<Tile>::PARTS * count) * Tile::HELD;

@@ -22,16 +22,18 @@ constexpr GeneralSize GENERAL_ON_CPU = {64, 64, 16};
 // A narrow head leaves some of these threads idle, which takes next to no time, and halves the time to compile a kind.
 constexpr int general_width(int width, bool cpu) { return cpu ? 128 : width; }
 // Kinds of two sweeps have two outputs in training. Evaluation takes the same tiles, and so gives the same bits.
-constexpr GeneralSize general_forward_size(int width, int sweeps, bool cpu) {
+constexpr GeneralSize general_forward_size(int width, bool heavy, bool cpu) {
   if (cpu) return GENERAL_ON_CPU;
-  if (width == 32 && sweeps > 1) return {64, 32, 128};  // half the scores and half the outputs for each thread
-  if (width == 64 && sweeps > 1) return {32, 64, 128};  // the same
-  if (width == 32) return {64, 64, 64};                 // with half the channels, twice the held rows of width 64
-  if (width == 64) return {32, 64, 64};                 // 45 KB
-  return {32, 64, 128};                                 // with twice the channels, twice the threads
+  if (width == 32 && heavy) return {64, 32, 128};  // half the scores and half the outputs for each thread
+  if (width == 64 && heavy) return {32, 64, 128};  // the same
+  if (width == 32) return {64, 64, 64};            // with half the channels, twice the held rows of width 64
+  if (width == 64) return {32, 64, 64};            // 45 KB
+  return {32, 64, 128};                            // with twice the channels, twice the threads
 }
-constexpr GeneralSize general_backward_size(int width, bool cpu) {
+constexpr GeneralSize general_backward_size(int width, bool heavy, bool cpu) {
   if (cpu) return GENERAL_ON_CPU;
+  if (width == 32 && heavy) return {64, 32, 128};  // half the scores for each thread, as in the forward
+  if (width == 64 && heavy) return {32, 64, 128};
   if (width == 32) return {64, 32, 64};  // two tensors are held and two stream: half the streamed rows of the forward
   if (width == 64) return {32, 64, 64};  // as the forward: 74 KB
   return {16, 64, 64};                   // with twice the channels, half the held rows: 98 KB

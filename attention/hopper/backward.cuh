@@ -150,6 +150,7 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
   bf16 *queries = Base::held(0), *douts = queries + Tile::HELD_SIZE;
   Policy policy{a.settings, 0, tile.head % a.shape.H};
   float z[N][4], dp[N][4], dq[Tile::DIM / 8][4], row[2][ROW_VALUES + 1], dz_sums[1][2] = {};
+  float learned[1][2][Policy::LEARNED + 1] = {};
   unsigned dz[Tile::K][4];  // as left operands
 
   static __device__ __forceinline__ void load(Stages<Tile>& stages, const BackwardArguments& a, const RowTile& tile) {
@@ -206,8 +207,10 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
     // dz, in place of dP
     for_elements<N>([&](int n, int half, int c) {
       float p;
-      finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c],
-                      block_row + mine.row(half), j0 + mine.column(n) + c);
+      int i = block_row + mine.row(half), j = j0 + mine.column(n) + c;
+      if constexpr (Policy::LEARNED > 0)
+        policy.add_learned(learned[0][half], z[n][2 * half + c], dp[n][2 * half + c], row[half], i, j);
+      finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c], i, j);
       if constexpr (Mask::ADDS) dz_sums[0][half] += dp[n][2 * half + c];
     });
     pack_weights(dz, dp);
@@ -228,6 +231,8 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
     store_rows<Tile>(a.dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
     stages.free_held(tile.number);
     Base::store_sums_of_dz(dz_sums);
+    store_learned_sums<Policy>(a.settings.learned_sums + size_t(tile.head) * a.shape.T, a.shape.rows(a.B), block_row,
+                               a.shape.T, learned, mine);
   }
 };
 

@@ -17,10 +17,10 @@ struct HopperSize {
   int stream, slots;  // rows of a streamed tile, tiles in the ring
 };
 // As for the general kernels, evaluation takes the tiles of training.
-constexpr HopperSize hopper_forward_size(int width, int sweeps) {
-  if (width == 64) return {128, 8};  // a ring of 128 KB, beside 32 KB of queries
-  if (sweeps == 1) return {128, 4};  // the same ring, beside 64 KB of queries
-  return {64, 8};                    // two outputs of 128 channels leave registers for 64 keys
+constexpr HopperSize hopper_forward_size(int width, int sweeps, bool of_file) {
+  if (width == 64) return {128, 8};              // a ring of 128 KB, beside 32 KB of queries
+  if (sweeps == 1 && !of_file) return {128, 4};  // the same ring, beside 64 KB of queries
+  return {64, 8};  // two outputs of 128 channels, or one beside a formula, leave registers for 64 keys
 }
 // The widest heads: with a window or a bias dK and dV of two tensors of 128 channels spill where slopes are needed.
 constexpr int hopper_widest(int heavy, bool window_or_bias) { return heavy && window_or_bias ? 64 : 128; }

@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   });
 
   Sums<Tile> dq = {};
-  float z[M][N][4], dp[M][N][4], dz_sum[M][2] = {};
+  float z[M][N][4], dp[M][N][4], dz_sum[M][2] = {}, learned[M][2][Policy::LEARNED + 1] = {};
   for (int step = 0; step < steps; step++) {
     // Copies of the next step's tiles, wait for this step's
     int j0 = key_tiles.row(step);
@@ -303,9 +303,12 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
       for (int n = 0; n < N; n++) {
         float p, pair[2];
 #pragma unroll
-        for (int c = 0; c < 2; c++)
-          score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], p, pair[c],
-                         i0 + mine.row(half, m), j0 + mine.column(n) + c);
+        for (int c = 0; c < 2; c++) {
+          int i = i0 + mine.row(half, m), j = j0 + mine.column(n) + c;
+          score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], p, pair[c], i, j);
+          if constexpr (Policy::LEARNED > 0)
+            policy.add_learned(learned[m][half], z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], i, j);
+        }
         keep_weights<T>(dz[n / 2][m], n, half, pair[0], pair[1]);
         if constexpr (Mask::ADDS) dz_sum[m][half] += pair[0] + pair[1];
       }
@@ -319,6 +322,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
                    my_queries);
   if constexpr (Mask::ADDS)
     if (mask.adds()) store_dz_sums(dz_by_query + head, i0, shape.T, dz_sum);
+  store_learned_sums<Policy>(settings.learned_sums + head, count, i0, shape.T, learned);
 }
 
 // ---- launchers
@@ -340,7 +344,7 @@ template <class T, class Policy, class Mask> void tensor_forward(const ForwardCa
   Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
   int B = c.call.shape.B;
   with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS)>;
+    using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, Policy::OF_FILE)>;
     LAUNCH((attention_forward_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
            Tile::shared_elements(1) * sizeof(T), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
@@ -352,7 +356,8 @@ template <class T, class Policy, class Mask> void tensor_backward(const Backward
   int B = c.call.shape.B;
   row_values<T, Policy, Mask>(c, shape);
   with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, tensor_backward_size(DIM, Mask::ADDS && Policy::HEAVY ? 2 : Policy::HEAVY)>;
+    using Tile = TensorTile<DIM, tensor_backward_size(
+                                     DIM, (Mask::ADDS && Policy::HEAVY) || Policy::LEARNED ? 2 : Policy::HEAVY)>;
     size_t bytes = Tile::shared_elements(2) * sizeof(T);
     LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
            dim3(Tile::THREADS), bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.call.stream, c.dqkv,

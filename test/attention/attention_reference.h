@@ -20,6 +20,7 @@ struct AttentionSetup : AttentionSettings {
   float scale_factor = 1;
   const char* family = nullptr;
   int spare_multiprocessors = 0;
+  std::vector<double> learned;  // of a kind that is a file, [LEARNED][H]; empty: all as they begin
   template <class T> AttentionCall<T> call(const AttentionShape& shape) const {
     return {.settings = *this,
             .shape = shape,
@@ -35,7 +36,8 @@ struct AttentionSetup : AttentionSettings {
 template <class R> R ref_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? std::log(R(2)) : R(1); }
 
 // ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. slope = dz per
-// dp. sink: a further logit of softmax's denominator, -inf for none; its gradient is added to dsink.
+// dp. sink: a further logit of softmax's denominator, -inf for none; its gradient is added to dsink. learned: for each
+// learned number what the keys add to its gradient, then that per dp.
 
 template <class R> R ref_softplus(R z) { return std::max(z, R(0)) + std::log1p(std::exp(-std::fabs(z))); }
 template <class R> R ref_sigmoid(R z) { return z < 0 ? std::exp(z) / (1 + std::exp(z)) : 1 / (1 + std::exp(-z)); }
@@ -81,23 +83,31 @@ struct RefRow {
   const std::vector<int>* keys = nullptr;
 };
 
-// f of a kind that is a file, and its slopes.
+// The parameters of a kind that is a file, then the learned numbers of head h of H.
+inline std::vector<double> ref_numbers(const KindFile& file, const AttentionSetup& s, int h = 0, int H = 1) {
+  auto first = s.parameters.begin() + file.first_parameter;
+  std::vector<double> numbers(first, first + file.parameters.size());
+  for (size_t l = 0; l < file.learned.size(); l++)
+    numbers.push_back(s.learned.empty() ? file.learned[l].initial : s.learned[l * H + h]);
+  return numbers;
+}
+
+// f of a kind that is a file; slopes by z, then by each learned number.
 template <class P>
 Numbers<P> ref_formula(const KindFile& file, const AttentionSetup& s, const Numbers<P>& z, const RefRow& row,
-                       Numbers<P>& slope) {
+                       std::vector<Numbers<P>>& slopes) {
   int n = int(z.size());
+  std::vector<double> numbers = ref_numbers(file, s, row.h, row.H);
   Numbers<P> f(z.size());
-  slope.resize(z.size());
+  slopes.assign(1 + file.learned.size(), f);
   for (int m = 0; m < n; m++) {
-    ScorePosition place = {row.i < 0 ? n : row.i + 1,
-                           row.keys ? (*row.keys)[m] + 1 : m + 1,
-                           n,
-                           row.h + 1,
-                           row.H,
-                           s.parameters.data() + file.first_parameter};
-    if constexpr (std::is_same_v<P, Exact>) file.exact(z[m], place, f[m], slope[m]);
-    else file.naive(z[m], place, f[m], slope[m]);
-    f[m] = P::round(f[m]), slope[m] = P::round(slope[m]);
+    int i = row.i < 0 ? n : row.i + 1, j = row.keys ? (*row.keys)[m] + 1 : m + 1;
+    ScorePosition place = {i, j, n, row.h + 1, row.H, numbers.data()};
+    typename P::real by[1 + MOST_PARAMETERS];
+    if constexpr (std::is_same_v<P, Exact>) file.exact(z[m], place, f[m], by);
+    else file.naive(z[m], place, f[m], by);
+    f[m] = P::round(f[m]);
+    for (size_t l = 0; l < slopes.size(); l++) slopes[l][m] = P::round(by[l]);
   }
   return f;
 }
@@ -105,10 +115,9 @@ Numbers<P> ref_formula(const KindFile& file, const AttentionSetup& s, const Numb
 // Whether equal scores of this kind may have unequal weights, by their keys or heads.
 inline bool looks_at_places(Kind kind) {
   const KindFile* file = kind_file(kind);
-  std::vector<double> parameters = default_parameters();
-  double values[2], slope;
+  double values[2], slopes[1 + MOST_PARAMETERS];
   for (int n = 0; n < 2 && file; n++)
-    file->exact(0.3, {9, 2 + 3 * n, 9, 1 + n, 2, parameters.data() + file->first_parameter}, values[n], slope);
+    file->exact(0.3, {9, 2 + 3 * n, 9, 1 + n, 2, ref_numbers(*file, {}).data()}, values[n], slopes);
   return file && values[0] != values[1];
 }
 
@@ -117,7 +126,8 @@ Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& scores, typena
                        typename P::real* sink_weight, const RefRow& row = {}) {
   using R = typename P::real;
   const KindFile* file = kind_file(s.kind);
-  Numbers<P> unused, z = file ? ref_formula<P>(*file, s, scores, row, unused) : scores;
+  std::vector<Numbers<P>> unused;
+  Numbers<P> z = file ? ref_formula<P>(*file, s, scores, row, unused) : scores;
   size_t n = z.size();
   Numbers<P> p(n);
   R sum = 0;
@@ -169,21 +179,27 @@ Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& scores, typena
 template <class P>
 Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, const Numbers<P>& dp, typename P::real dot,
                                typename P::real sink, typename P::real* dsink, Numbers<P>& slope,
-                               const RefRow& row = {}) {
+                               const RefRow& row = {}, std::vector<Numbers<P>>* learned = nullptr) {
   using R = typename P::real;
   size_t n = z.size();
   R sink_weight = 0, sum = 0;
   Numbers<P> dz(n), p = ref_weights<P>(s, z, sink, &sink_weight, row);
   slope = p;
   if (const KindFile* file = kind_file(s.kind)) {
-    Numbers<P> by_z, f = ref_formula<P>(*file, s, z, row, by_z);
+    std::vector<Numbers<P>> by;
+    Numbers<P> f = ref_formula<P>(*file, s, z, row, by);
     for (R x : f) sum += x;
+    if (learned) learned->assign(2 * (by.size() - 1), dz);
     for (size_t j = 0; j < n; j++) {
       R by_sum = sum == 0 ? R(0) : 1 / sum;
       R by_f = file->weights == RowWeights::softmax ? p[j] : file->weights == RowWeights::sum ? by_sum : R(1);
       R from_mean = file->weights == RowWeights::none ? dp[j] : P::round(dp[j] - dot);
-      slope[j] = by_z[j] * by_f;
-      dz[j] = P::round(by_z[j] * P::round(by_f * from_mean));
+      slope[j] = by[0][j] * by_f;
+      dz[j] = P::round(by[0][j] * P::round(by_f * from_mean));
+      for (size_t l = 1; l < by.size() && learned; l++) {
+        (*learned)[2 * l - 2][j] = P::round(by[l][j] * P::round(by_f * from_mean));
+        (*learned)[2 * l - 1][j] = by[l][j] * by_f;
+      }
     }
     return dz;
   }
@@ -295,15 +311,17 @@ Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, c
 
 // Returns dqkv; dsinks [H] += if sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its mean)
 // times |k| and |q|, the sizes of the terms whose differences are dq and dk. first: only queries from there on count.
-// dbias [B, H, T] += the gradient of the bias; terms[3]: the sizes of its terms.
+// dbias [B, H, T] += the gradient of the bias; terms[3]: the sizes of its terms. dlearned [LEARNED][H] += the gradients
+// of learned numbers; terms[4]: the sizes of their terms.
 template <class P>
 Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                   const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
                                   double* terms = nullptr, int first = 0, const Numbers<Exact>& bias = {},
-                                  Numbers<P>* dbias = nullptr) {
+                                  Numbers<P>* dbias = nullptr, Numbers<P>* dlearned = nullptr) {
   using R = typename P::real;
   Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks, first, bias),
-                                                        bias_sizes(shape.rows(), R(0));
+                                                        bias_sizes(shape.rows(), R(0)),
+                                                        learned_sizes(MOST_PARAMETERS * shape.H);
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++)
       for (int i = first; i < shape.T; i++) {
@@ -327,13 +345,19 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
         }
         for (int d = 0; d < shape.D; d++) dot += dout_row[d] * out[shape.out(b, i, h, d)];
         Numbers<P> slope;
-        auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink, slope, row);
+        std::vector<Numbers<P>> learned;
+        auto dz = ref_score_gradients<P>(s, z, dp, dot, sink, &dsink, slope, row, dlearned ? &learned : nullptr);
         Numbers<P> score_dz = dz, score_slope = slope;
         for (Numbers<P>* gradient : {&dz, &slope})
           for (R& x : *gradient) x *= ref_unit<R>(s.kind);
         R mean_size = 0;
         for (size_t n = 0; n < count; n++) mean_size += p[n] * dp_size[n];
         if (dsinks && !sinks.empty()) (*dsinks)[h] += dsink;
+        for (size_t l = 0; l < learned.size() / 2; l++)
+          for (size_t n = 0; n < count; n++) {
+            (*dlearned)[l * shape.H + h] += learned[2 * l][n];
+            learned_sizes[l * shape.H + h] += std::fabs(learned[2 * l + 1][n]) * (dp_size[n] + mean_size);
+          }
         for (size_t n = 0; n < count; n++) {
           int j = keys[n];
           size_t q = shape.qkv(b, i, 0, h), k = shape.qkv(b, j, 1, h), v = shape.qkv(b, j, 2, h);
@@ -359,16 +383,18 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
   }
   for (size_t i = 0; terms && !bias.empty() && i < bias_sizes.size(); i++)
     terms[3] = std::max(terms[3], as_double(bias_sizes[i]));
+  for (R size : learned_sizes)
+    if (terms && dlearned) terms[4] = std::max(terms[4], as_double(size));
   return dqkv;
 }
 
 // attention_reference.cu compiles these for all tests.
-#define REFERENCES(EXTERN, P)                                                                                   \
-  EXTERN template Numbers<P> ref_attention<P>(const AttentionSetup&, const AttentionShape&, const Numbers<P>&,  \
-                                              const Numbers<P>&, int, const Numbers<Exact>&);                   \
-  EXTERN template Numbers<P> ref_attention_backward<P>(const AttentionSetup&, const AttentionShape&,            \
-                                                       const Numbers<P>&, const Numbers<P>&, const Numbers<P>&, \
-                                                       Numbers<P>*, double*, int, const Numbers<Exact>&, Numbers<P>*);
+#define REFERENCES(EXTERN, P)                                                                                  \
+  EXTERN template Numbers<P> ref_attention<P>(const AttentionSetup&, const AttentionShape&, const Numbers<P>&, \
+                                              const Numbers<P>&, int, const Numbers<Exact>&);                  \
+  EXTERN template Numbers<P> ref_attention_backward<P>(                                                        \
+      const AttentionSetup&, const AttentionShape&, const Numbers<P>&, const Numbers<P>&, const Numbers<P>&,   \
+      Numbers<P>*, double*, int, const Numbers<Exact>&, Numbers<P>*, Numbers<P>*);
 REFERENCES(extern, Exact)
 REFERENCES(extern, Naive<float>)
 REFERENCES(extern, Naive<bf16>)

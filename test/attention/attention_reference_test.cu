@@ -7,10 +7,14 @@
 #include "test/support/device.h"
 
 // d/dx of sum(dout . attention(prepare(qkv))) at random elements, by central differences.
-static void check_by_differences(const AttentionSetup& s, const AttentionShape& shape, bool rotate) {
+static void check_by_differences(AttentionSetup s, const AttentionShape& shape, bool rotate) {
   auto qkv = widen<Exact>(random_normal<float>(shape.qkv_size(), 1)),
        dout = widen<Exact>(random_normal<float>(shape.out_size(), 2));
   Numbers<Exact> scales, sinks, dscales(shape.H, 0.0), dsinks(shape.H, 0.0);
+  if (const KindFile* file = kind_file(s.kind))
+    for (const LearnedNumber& number : file->learned)
+      for (int h = 0; h < shape.H; h++) s.learned.push_back(number.initial + 0.1 * h);
+  Numbers<Exact> dlearned(s.learned.size(), 0.0);
   if (s.scale == Scale::ssmax) scales = widen<Exact>(random_normal<float>(shape.H, 3, 0.1f, 0.43f));
   if (s.sink == Sink::learned) sinks = widen<Exact>(random_normal<float>(shape.H, 4));
   auto rope = rotate ? rope_table(shape.T, shape.D, 10000) : std::vector<float2>();
@@ -20,8 +24,8 @@ static void check_by_differences(const AttentionSetup& s, const AttentionShape& 
     for (size_t i = 0; i < out.size(); i++) sum += out[i] * dout[i];
     return sum;
   };
-  auto dprepared =
-      ref_attention_backward<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), dout, sinks, &dsinks);
+  auto dprepared = ref_attention_backward<Exact>(s, shape, ref_prepare<Exact>(s, shape, qkv, rope, scales), dout, sinks,
+                                                 &dsinks, nullptr, 0, {}, nullptr, &dlearned);
   auto dqkv = ref_prepare_backward<Exact>(s, shape, qkv, dprepared, rope, scales, &dscales);
   auto check = [&](const char* name, double& x, double gradient) {
     double h = 2e-4;  // the error is of fourth order
@@ -31,6 +35,7 @@ static void check_by_differences(const AttentionSetup& s, const AttentionShape& 
   for (int i : random_ints(60, 5, int(qkv.size()))) check("qkv", qkv[i], dqkv[i]);
   for (size_t h = 0; h < scales.size(); h++) check("ssmax scale", scales[h], dscales[h]);
   for (size_t h = 0; h < sinks.size(); h++) check("sink", sinks[h], dsinks[h]);
+  for (size_t n = 0; n < s.learned.size(); n++) check("learned number", s.learned[n], dlearned[n]);
 }
 
 TEST(AttentionReference, GradientsMatchFiniteDifferences) {

@@ -53,38 +53,48 @@ TEST(Score, SlopesAreDerivatives) {
 #undef CHECK
 }
 
-// The first promise of score.h that f breaks at this place, "" if it keeps all.
-std::string broken_promise(const KindFile& file, const ScorePosition& place) {
+// The first promise of score.h that f breaks at this place, "" if it keeps all. numbers: parameters, then learned ones.
+std::string broken_promise(const KindFile& file, std::vector<double> numbers, ScorePosition place) {
+  size_t fixed = file.parameters.size();
+  place.numbers = numbers.data();
   for (double z : {-4000.0, -80.0, -30.0, -1.0, -0.1, 0.1, 1.0, 30.0, 80.0, 4000.0}) {
-    double value, slope, above, below, unused, h = 1e-5 * std::max(1.0, std::fabs(z));
-    float naive, naive_slope;
-    file.exact(z, place, value, slope);
-    file.naive(float(z), place, naive, naive_slope);
-    file.exact(z + h, place, above, unused), file.exact(z - h, place, below, unused);
-    double difference = (above - below) / (2 * h), size = std::fabs(value) / std::fabs(z) + std::fabs(slope);
+    double value, slopes[1 + MOST_PARAMETERS], unused[1 + MOST_PARAMETERS];
+    float naive, naive_slopes[1 + MOST_PARAMETERS];
+    file.exact(z, place, value, slopes);
+    file.naive(float(z), place, naive, naive_slopes);
     std::string at = format(" at z = %g", z);
-    if (std::isnan(value) || std::isnan(slope))
-      return "f or its slope is not a number" + at + ": it must be one for every z; bound what log, sqrt and exp take";
+    if (std::isnan(value))
+      return "f is not a number" + at + ": it must be one for every z; bound what log or sqrt takes";
     if (!std::isfinite(naive)) return "f overflows in float32" + at + ": bound it, by min() for example";
-    if (!std::isfinite(naive_slope))
-      return "the slope of f overflows in float32" + at + ": write f so that no part of it does";
     if (file.weights == RowWeights::sum && value < 0)
       return "f is negative" + at + ": weights by sum need f >= 0; use relu, exp, square or softplus";
-    if (std::fabs(slope - difference) > 1e-6 * (1 + size))
-      return format("the slope of f is %g%s, but its derivative is %g: keep to Z, without .value", slope, at.c_str(),
-                    difference);
+    for (size_t l = 0; l <= file.learned.size(); l++) {
+      std::string slope = "the slope of f" + (l ? format(" by %s", file.learned[l - 1].name) : "");
+      if (std::isnan(slopes[l])) return slope + " is not a number" + at + ": bound what log, sqrt and / take";
+      if (!std::isfinite(naive_slopes[l]))
+        return slope + " overflows in float32" + at + ": so does a part of f; bound it";
+      double z_there = z, &x = l ? numbers[fixed + l - 1] : z_there, here = x, above, below;
+      double h = 1e-5 * std::max(1.0, std::fabs(here));
+      x = here + h, file.exact(z_there, place, above, unused);
+      x = here - h, file.exact(z_there, place, below, unused);
+      x = here;
+      double derivative = (above - below) / (2 * h), size = std::fabs(value / here) + std::fabs(slopes[l]);
+      if (std::fabs(slopes[l] - derivative) > 1e-6 * (1 + size))
+        return format("%s is %g%s, but its derivative is %g: keep to Z and C, without .value", slope.c_str(), slopes[l],
+                      at.c_str(), derivative);
+    }
   }
   return "";
 }
 
-// By the default parameters, at several places.
+// By the numbers that it begins with, at several places.
 std::string broken_promise(const KindFile& file) {
-  std::vector<double> parameters;
-  for (const ScoreKey& parameter : file.parameters) parameters.push_back(parameter.initial);
-  parameters.push_back(0);  // data() of an empty one may be nullptr
+  std::vector<double> numbers;
+  for (const ScoreKey& parameter : file.parameters) numbers.push_back(parameter.initial);
+  for (const LearnedNumber& number : file.learned) numbers.push_back(number.initial);
   constexpr int places[][3] = {{1, 1, 1}, {70, 70, 2}, {70, 1, 1}, {5000, 20, 2}};
   for (auto [i, j, head] : places)
-    if (std::string broken = broken_promise(file, {i, j, i, head, 2, parameters.data()}); !broken.empty())
+    if (std::string broken = broken_promise(file, numbers, {i, j, i, head, 2, nullptr}); !broken.empty())
       return format("%s: %s (i = %d, j = %d, head %d of 2)", file.path, broken.c_str(), i, j, head);
   return "";
 }
@@ -96,27 +106,32 @@ TEST(KindFiles, KeepTheirPromises) {
 struct Files {
   SCORE(overflows) {
     static constexpr RowWeights weights = RowWeights::none;
-    FORMULA f(Z z, At<Z>) { return exp(z); }
+    FORMULA f(Z z, At) { return exp(z); }
   };
   SCORE(negative) {
     static constexpr RowWeights weights = RowWeights::sum;
-    FORMULA f(Z z, At<Z>) { return z; }
+    FORMULA f(Z z, At) { return z; }
   };
   SCORE(undefined) {
     static constexpr RowWeights weights = RowWeights::none;
-    FORMULA f(Z z, At<Z>) { return log(z); }
+    FORMULA f(Z z, At) { return log(z); }
   };
   SCORE(steep) {
     static constexpr RowWeights weights = RowWeights::none;
-    FORMULA f(Z z, At<Z>) { return tanh(square(exp(min(z, 85.0)))); }
+    FORMULA f(Z z, At) { return tanh(square(exp(min(z, 85.0)))); }
   };
   SCORE(detached) {
     static constexpr RowWeights weights = RowWeights::none;
-    FORMULA f(Z z, At<Z>) { return tanh(z) * typename Z::Constant(tanh(z).value); }
+    FORMULA f(Z z, At) { return tanh(z) * typename Z::Constant(tanh(z).value); }
+  };
+  SCORE(detached_cap) {
+    static constexpr RowWeights weights = RowWeights::none;
+    static constexpr LearnedNumber learned[] = {{"cap", 3}};
+    FORMULA f(Z z, At at) { return typename Z::Constant(at.learned[0].value) * tanh(z / at.learned[0]); }
   };
   SCORE(early) {  // of the first key of a row alone
     static constexpr RowWeights weights = RowWeights::sum;
-    FORMULA f(Z z, At<Z> at) { return relu(z) + at.i - at.j - 1; }
+    FORMULA f(Z z, At at) { return relu(z) + at.i - at.j - 1; }
   };
 };
 
@@ -127,9 +142,10 @@ TEST(KindFiles, BrokenPromisesAreNamed) {
   };
   expect(kind_file_of<Files::score_overflows>("x", "a/x.cuh", ""), "f overflows in float32 at z = 4000: bound it");
   expect(kind_file_of<Files::score_negative>("x", "a/x.cuh", ""), "f is negative at z = -4000: weights by sum need");
-  expect(kind_file_of<Files::score_undefined>("x", "a/x.cuh", ""), "f or its slope is not a number at z = -4000");
+  expect(kind_file_of<Files::score_undefined>("x", "a/x.cuh", ""), "f is not a number at z = -4000");
   expect(kind_file_of<Files::score_steep>("x", "a/x.cuh", ""), "the slope of f overflows in float32 at z = ");
   expect(kind_file_of<Files::score_detached>("x", "a/x.cuh", ""), "the slope of f is ");
+  expect(kind_file_of<Files::score_detached_cap>("x", "a/x.cuh", ""), "the slope of f by cap is ");
   expect(kind_file_of<Files::score_early>("x", "a/x.cuh", ""), "f is negative at z = -4000");
 }
 

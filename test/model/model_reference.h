@@ -180,6 +180,13 @@ template <class P> class ReferenceModel {
     std::string entry = config_.layers.empty() ? "" : config_.layers[l % config_.layers.size()];
     return ("_" + entry + "_").find("_" + word + "_") != std::string::npos;
   }
+  // Names of the learned numbers of a kind that is a file.
+  static std::vector<std::string> learned(int l, Kind kind) {
+    std::vector<std::string> names;
+    if (const KindFile* file = kind_file(kind))
+      for (const LearnedNumber& number : file->learned) names.push_back(format("h.%d.attn.score.%s", l, number.name));
+    return names;
+  }
   AttentionSetup setup(int l) const {
     AttentionSetup s = settings_;
     if (says(l, "full")) s.window = 0;
@@ -191,6 +198,8 @@ template <class P> class ReferenceModel {
     for (size_t bias = 0; bias < std::size(bias_names); bias++)
       if (says(l, bias_names[bias])) s.bias = Bias(bias);
     if (s.kind != Kind::softmax) s.sink = Sink::none;
+    for (const std::string& name : learned(l, s.kind))
+      for (R x : parameters.at(name)) s.learned.push_back(as_double(x));
     return s;
   }
 
@@ -254,9 +263,11 @@ template <class P> class ReferenceModel {
       Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C);
       if (gated(a, GatePosition::sdpa)) datt = gate_backward(datt, a, N);
       datt = ref_norm_output<P>(setup(l), {B, T, H, D}, a.att, datt);
-      Array dbias(a.bias.size());
-      Array dprepared =
-          ref_attention_backward<P>(setup(l), {B, T, H, D}, a.prepared, datt, {}, nullptr, nullptr, 0, a.bias, &dbias);
+      Array dbias(a.bias.size()), dlearned(setup(l).learned.size());
+      Array dprepared = ref_attention_backward<P>(setup(l), {B, T, H, D}, a.prepared, datt, {}, nullptr, nullptr, 0,
+                                                  a.bias, &dbias, &dlearned);
+      for (auto from = dlearned.begin(); const std::string& name : learned(l, setup(l).kind))
+        gradients[name] = Array(from, from + H), from += H;
       Array dqkv = ref_prepare_backward<P>(setup(l), {B, T, H, D}, a.qkv, dprepared, rope(T, l));
       for (int part = 0; part < 3; part++)
         if (gated(a, part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));

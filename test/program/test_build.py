@@ -137,7 +137,7 @@ class KindFiles(unittest.TestCase):
   GOOD = """#include "attention/score.h"
 SCORE(NAME) {
   static constexpr RowWeights weights = RowWeights::none;
-  FORMULA f(Z z, At<Z>) { return BODY; }
+  FORMULA f(Z z, At) { return BODY; }
 };
 """
 
@@ -157,6 +157,12 @@ SCORE(NAME) {
     self.assertEqual((done.returncode, done.stderr), (0, ""))
     self.assertIn('{"softmax", "relu", "mine", }', done.stdout)
     self.assertIn(f'R"KIND_FILE({good})KIND_FILE"', done.stdout)
+
+  def test_the_manual_shows_a_file_that_is_tested(self):
+    with open(os.path.join(ROOT, "attention/score.h"), encoding="utf-8") as header, \
+         open(os.path.join(ROOT, "test/attention/kinds/my_score.cuh"), encoding="utf-8") as example:
+      shown = re.search(r"^//     #include[\s\S]*?^//     \};\n", header.read(), re.MULTILINE)[0]
+      self.assertEqual(re.sub("^//     ", "", shown, flags=re.MULTILINE), example.read())
 
   def test_wrong_files_are_named_with_line_and_fix(self):
     good = self.GOOD.replace("BODY", "relu(z)")
@@ -190,7 +196,7 @@ SCORE(NAME) {
   def test_wrong_formulas_end_in_an_error_at_their_line(self):
     good = self.GOOD.replace("NAME", "x")
     self.assertEqual(self.compiled(good.replace("BODY", "relu(z)")).stderr, "")
-    formula = "FORMULA f(Z z, At<Z>)"
+    learned = lambda numbers: f"  static constexpr LearnedNumber learned[] = {{{numbers}}};\n  FORMULA"
     parameter = '  static constexpr ScoreKey parameters[] = {{"Cap", 50, "(0, 1e6]", "bound"}};\n  FORMULA'
     for line, message, text in (
         (4, "f must not branch on a score: use max, min, relu or abs", good.replace("BODY", "z > 0 ? z : -z")),
@@ -198,11 +204,14 @@ SCORE(NAME) {
         (4, "loses its slope: keep Z and C", good.replace("BODY", "int(z)")),
         (4, "loses its slope: keep Z and C", good.replace("BODY", "z ? 1 : 0")),
         (4, "pow(", good.replace("BODY", "std::pow(z, 3)")),
-        (2, "f must return a Z, which has the slope too: begin it with FORMULA f",
-         good.replace(formula, "template <class Z> static int f(Z z, At<Z>)").replace("BODY", "1")),
-        (2, "there is no formula: add FORMULA f(Z z, At<Z> at)", good.replace(" f(Z", " g(Z").replace("BODY", "z")),
+        (2, "f must return a formula of z, not a plain number", good.replace("BODY", "1")),
+        (2, "there is no formula: add FORMULA f(Z z, At at)", good.replace(" f(Z", " g(Z").replace("BODY", "z")),
         (2, "say what becomes of f: static constexpr RowWeights weights", good.replace(" weights", " w")),
-        (2, "a parameter's name is a key: use small letters", good.replace("  FORMULA", parameter))):
+        (2, "a number's name is small letters", good.replace("  FORMULA", parameter)),
+        (2, "a number's name is small letters", good.replace("  FORMULA", learned('{"z", 1}'))),
+        (2, "a number's name is small letters", good.replace("  FORMULA", learned('{"a", 1}, {"a", 1}'))),
+        (2, "an interval: write [0, 1]", good.replace("  FORMULA", parameter.replace("Cap", "cap").replace("(0", "0"))),
+        (2, "at most four numbers", good.replace("  FORMULA", learned(", ".join('{"%s", 1}' % c for c in "abcde"))))):
       done = self.compiled(text)
       self.assertNotEqual(done.returncode, 0, text)
       self.assertRegex(done.stderr, rf"x\.cuh:{line}:\d+: ", message)

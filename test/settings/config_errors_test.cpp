@@ -423,7 +423,8 @@ TEST(ConfigErrors, UntrustedBytes) {
 // attention/score.h: keys of kinds that are files.
 TEST(ConfigErrors, ParametersOfFilesAreNewKeys) {
   Config c;
-  KindFile file = {.name = "x", .path = "/a/x.cuh", .text = "one line\n\n{\"power\", 1}, {\"gate\", 1}"};
+  KindFile file = {};
+  file.path = "/a/x.cuh", file.text = "one line\n\n{\"power\", 1}, {\"gate\", 1}";
   auto check = [&](const char* name) { check_key_of(file, name, config_rows(c)); };
   for (const char* name : {"power", "gate"})
     expect_user_error(

@@ -3,5 +3,6 @@
 SCORE(capped) {
   static constexpr RowWeights weights = RowWeights::softmax;
   static constexpr ScoreKey parameters[] = {{"cap", 50, "(0, 1e6]", "bound of capped's scores"}};
-  FORMULA f(Z z, At<Z> at) { return at.parameter[0] * tanh(z / at.parameter[0]); }
+  static constexpr const char* pytorch = "cap * torch.tanh(z / cap)";
+  FORMULA f(Z z, At at) { return at.parameter[0] * tanh(z / at.parameter[0]); }
 };

@@ -2,5 +2,6 @@
 // tanh of what is above 0, not normalised.
 SCORE(tanh_relu) {
   static constexpr RowWeights weights = RowWeights::none;
-  FORMULA f(Z z, At<Z>) { return tanh(relu(z)); }
+  static constexpr const char* pytorch = "torch.tanh(torch.relu(z))";
+  FORMULA f(Z z, At) { return tanh(relu(z)); }
 };
