@@ -83,8 +83,9 @@ class Program {
   std::FILE* answers_ = nullptr;
   // of read_settings() and check_settings():
   Config config_;
-  bool evaluates_ = false;                        // the losses by length
-  std::map<std::string, std::string> tokenizer_;  // of rank 0; read now: its folder may be gone at the first checkpoint
+  bool evaluates_ = false;  // the losses by length
+  // For checkpoints, of rank 0: the tokenizer, whose folder may be gone at the first one, and kinds that are files
+  std::map<std::string, std::string> carried_;
   // of open_inputs():
   DeviceInfo device_;
   Data data_;
@@ -148,8 +149,10 @@ void Program::check_settings() {
   if (flags_.generates() || (mode_.whole_run && config_.generate.every > 0))  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_,
                   config_.generate.prompt);
-  if (is(Mode::train) && ranks_.rank == 0) tokenizer_ = tokenizer_files(config_);
-  if (is(Mode::train) && ranks_.rank == 0) tokenizer_.merge(texts_of_kinds(config_));
+  if (is(Mode::train) && ranks_.rank == 0) {
+    carried_ = tokenizer_files(config_);
+    carried_.merge(texts_of_kinds(config_));
+  }
 }
 
 // The device and the data.
@@ -298,7 +301,7 @@ void Program::train_run(Loader& loader) {
   state.train = data_.train_files;
   state.val = data_.val_files;
   state.config = config_;
-  state.tokenizer = tokenizer_;
+  state.others = carried_;
   MetricsLog metrics = begun_metrics(run_dir.get());
   train(*model_, device_, loader, evaluations_, run_dir.get(), state, metrics);
 }

@@ -182,7 +182,7 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
     files[OPTIMIZER_FILE] = written_arrays(path(OPTIMIZER_FILE), content.optimizer);
     files[CONFIG_FILE] = written_text(path(CONFIG_FILE), content.config);
     if (!content.modelling.empty()) files[MODELLING_FILE] = written_text(path(MODELLING_FILE), content.modelling);
-    for (auto& [name, text] : content.state.tokenizer) files[name] = written_text(path(name.c_str()), text);
+    for (auto& [name, text] : content.state.others) files[name] = written_text(path(name.c_str()), text);
     write_text_file(path("state.json"), state_text(content.state, files));
     return run.publish_step(step);
   } catch (...) {

@@ -46,9 +46,9 @@ struct RunState {
   int64_t windows = 0;               // in one epoch
   std::vector<DataFile> train, val;  // val is empty if the run does not evaluate
   SpikeHistory spikes;
-  std::string matmul_choices;                    // the measured algorithms, which a resumed run must use again
-  Config config;                                 // the resolved settings
-  std::map<std::string, std::string> tokenizer;  // files for transformers, by name; not in state.json
+  std::string matmul_choices;                 // the measured algorithms, which a resumed run must use again
+  Config config;                              // the resolved settings
+  std::map<std::string, std::string> others;  // files by name: the tokenizer, kinds that are files; not in state.json
 };
 
 struct CheckpointContent {

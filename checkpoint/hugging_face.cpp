@@ -75,7 +75,47 @@ static bool is_gpt2(const Config& config) {
          m.head.outputs == 0;
 }
 
-std::string modelling_code(const Config& config) { return is_gpt2(config) ? "" : PYTHON; }
+static std::vector<const KindFile*> files_of(const Config& config) {
+  std::vector<const KindFile*> files;
+  for (const KindFile& file : kind_files())
+    if (config.some_layer([&](const Config::Layer& l) { return kind_file(l.attention.kind) == &file; }))
+      files.push_back(&file);
+  return files;
+}
+
+std::string modelling_code(const Config& config) {
+  if (is_gpt2(config)) return "";
+  std::string code = PYTHON, begin = "FORMULAS = {\n", lines;
+  for (const KindFile* file : files_of(config)) {
+    if (!file->pytorch) continue;
+    std::string fixed, learned, names;
+    for (const ScoreKey& parameter : file->parameters) {
+      fixed += format("\"%s\", ", parameter.name);
+      names += format(", %s", parameter.name);
+    }
+    for (const LearnedNumber& number : file->learned) {
+      append_item(learned, format("\"%s\": %.17g", number.name, number.initial));
+      names += format(", %s", number.name);
+    }
+    lines +=
+        format("  \"%s\": (\"%s\", (%s), {%s}, lambda z, i, j, n, head, heads%s: %s),\n", file->name,
+               row_weights_names[int(file->weights)], fixed.c_str(), learned.c_str(), names.c_str(), file->pytorch);
+  }
+  return code.insert(code.find(begin) + begin.size(), lines);
+}
+
+std::map<std::string, std::string> texts_of_kinds(const Config& config) {
+  std::map<std::string, std::string> texts;
+  for (const KindFile* file : files_of(config)) {
+    texts[std::string(file->name) + ".cuh"] = file->text;
+    if (!file->pytorch)
+      warn(
+          "checkpoints will not open in transformers: %s has no formula in PyTorch; give it a line \"static constexpr "
+          "const char* pytorch = ...\" (attention/score.h)",
+          file->path);
+  }
+  return texts;
+}
 
 std::map<std::string, std::string> tokenizer_files(const Config& config) {
   const std::string& dir = config.generate.tokenizer_dir;

@@ -26,10 +26,14 @@ std::string model_config_json(const Config& config);
 // transformers' GPT-2 has such settings, and so has ours. Empty if there is no such file.
 std::vector<std::string> model_differences(const std::string& folder, const Config& config);
 
-// The content of MODELLING_FILE in the folder: scripts/modeling_plusgpt.py as it was when the program was built; "" if
-// transformers' own GPT-2 opens the model.
+// The content of MODELLING_FILE in the folder: scripts/modeling_plusgpt.py as it was when the program was built, with
+// the formulas of kinds that are files; "" if transformers' own GPT-2 opens the model.
 inline constexpr const char* MODELLING_FILE = "modeling_plusgpt.py";
 std::string modelling_code(const Config& config);
+
+// The files of the layers' kinds that are files (attention/score.h), by name. A warning for each without a formula that
+// modelling_code() can carry.
+std::map<std::string, std::string> texts_of_kinds(const Config& config);
 
 // The tokenizer of GPT-2 tokens as transformers' AutoTokenizer reads it: the content of vocab.json, merges.txt and
 // tokenizer_config.json, by name, from generate.tokenizer_dir. None if the configuration names no such folder; none,

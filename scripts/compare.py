@@ -3,7 +3,7 @@
 
     python3 -m venv .venv && .venv/bin/pip install torch numpy transformers 'lm-eval[hf]'
     .venv/bin/python scripts/compare.py torch SHARD.bin [--variants softmax,lssar] [--bf16] [--set key=value]...
-    .venv/bin/python scripts/compare.py transformers [--only TEXT]
+    .venv/bin/python scripts/compare.py transformers [--only TEXT] [--kinds FILE.cuh...]
     .venv/bin/python scripts/compare.py lm_eval runs/NAME/step_N hellaswag=hellaswag_val.jsonl piqa=piqa_val.jsonl
 
 What is compared, and how close it must be, stands in compare_torch.py, compare_transformers.py and compare_lm_eval.py.
@@ -24,6 +24,8 @@ def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   shared = argparse.ArgumentParser(add_help=False)
   shared.add_argument("--train", default="./train", help="the program [./train]")
+  shared.add_argument("--kinds", nargs="+", default=[], metavar="FILE.cuh",
+                      help="files of kinds that the program was built with (make KINDS=...); transformers: these alone")
   commands = parser.add_subparsers(dest="command", required=True)
   one = commands.add_parser("torch", parents=[shared], help="gradients and losses of PyTorch")
   one.add_argument("shard",
@@ -55,6 +57,9 @@ def main():
     comparison = importlib.import_module("compare_" + arguments.command)
   except ImportError as error:
     common.stop(f"{error}; pip install {PACKAGES[arguments.command]}")
+  import formula
+  for path in arguments.kinds:
+    formula.add_file(path)
   torch.set_num_threads(1)  # the products are small: more threads wait for each other longer than they compute
   columns, rows = comparison.table(arguments)
   print(f"| {' | '.join(columns)} | verdict |\n" + "|---" * (len(columns) + 1) + "|", flush=True)

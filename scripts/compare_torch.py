@@ -45,6 +45,8 @@ def random_weights(settings, seed):
       centre, spread = 1.0, 0.1
     elif name.endswith("ssmax_scale"):
       centre = 0.43
+    elif ".score." in name:
+      centre = parameter[0].item()
     elif name.endswith(("c_attn.weight", "c_fc.weight", "c_gate.weight", "sink")):
       spread = 0.1
     weights[name] = (centre + spread * random.standard_normal(parameter.shape)).astype(np.float32)

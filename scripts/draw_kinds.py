@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Draws the weights of each kind of attention for the same queries and keys: attention/kinds.png.
 
-    python3 scripts/draw_kinds.py [--out FILE.png]
+    python3 scripts/draw_kinds.py [--out FILE.png] [my_score.cuh...]
 
-Needs numpy, matplotlib and PyTorch. Keys are random directions that repeat every 17 positions, so each query agrees
-with a few keys; kinds with a length scale see unit vectors times ln D ln i, the others sqrt D times the cosine.
+Kinds that are files (attention/score.h) are drawn beside them, by their formulas in PyTorch. Keys are random directions
+that repeat every 17 positions, so each query agrees with a few keys; kinds with a length scale see unit vectors times
+ln D ln i, the others sqrt D times the cosine. Needs numpy, matplotlib and PyTorch.
 """
 import argparse
 import os
@@ -34,29 +35,35 @@ def scores():
   return cosine * np.log(D) * np.log(rows), cosine * np.sqrt(D)
 
 
-def weights():
+def weights(files):
   """{kind: [T, T]}, rows i, columns j; 0 above the diagonal."""
   scaled, plain = scores()
   drawn = {"softmax": plain, "lssa": scaled, "lssar, p = 3": scaled, "lssar, p = 15": scaled, "sigmoid": plain,
            "relu": plain, "relu2": plain, "threshold": plain}
-  result = {}
+  result, numbers = {}, {}
+  for path in files:
+    kind, numbers[kind] = formula.add_file(path)
+    drawn[kind] = plain
   for name, z in drawn.items():
     kind, _, power = name.partition(", p = ")
     settings = SimpleNamespace(kind=kind, power=float(power or 0), offset=1, offset_free_rows=3, threshold=1,
-                               sink="none")
-    result[name] = formula.weights(torch.from_numpy(z), settings, context=T).numpy()
+                               sink="none", **numbers.get(kind, {}))
+    learned = {each: torch.tensor([value]) for each, value in formula.FORMULAS.get(kind, (0, 0, {}))[2].items()}
+    result[name] = formula.weights(torch.from_numpy(z)[None], settings, T, learned=learned)[0].numpy()
   return result
 
 
 def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   default = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../attention/kinds.png")
-  parser.add_argument("--out", default=os.path.normpath(default), metavar="FILE.png")
+  parser.add_argument("files", nargs="*", metavar="my_score.cuh")
+  parser.add_argument("--out", metavar="FILE.png", help="[attention/kinds.png; with files kinds.png]")
   arguments = parser.parse_args()
   import matplotlib
   matplotlib.use("Agg")
   from matplotlib import pyplot
-  kinds = weights()
+  out = arguments.out or ("kinds.png" if arguments.files else os.path.normpath(default))
+  kinds = weights(arguments.files)
   columns = 3
   rows = -(-(len(kinds) + 1) // columns)
   figure, panels = pyplot.subplots(rows, columns, figsize=(11, 3.4 * rows), constrained_layout=True, squeeze=False)
@@ -74,8 +81,8 @@ def main():
   last.set_title("the last row", loc="left", fontweight="bold", fontsize=10)
   last.legend(frameon=False, fontsize=8)
   figure.suptitle("Weights of each row, relative to its largest", fontsize=10)
-  figure.savefig(arguments.out, dpi=110)
-  print(f"picture: {arguments.out}")
+  figure.savefig(out, dpi=110)
+  print(f"picture: {out}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Of transformers the model needs only its base classes. Plain classes take their place here, so a comparison depends on
 PyTorch alone, whatever version of transformers is installed.
 """
+import os
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 from unittest import mock
@@ -23,7 +25,9 @@ _stand_in = ModuleType("transformers")
 _stand_in.GenerationMixin = _stand_in.PretrainedConfig = object
 _stand_in.PreTrainedModel, _stand_in.CausalLMOutput = PreTrainedModel, SimpleNamespace
 with mock.patch.dict(sys.modules, {"transformers": _stand_in, "transformers.modeling_outputs": _stand_in}):
-  from modeling_plusgpt import PlusGPTLMHeadModel, scores, weights  # noqa: F401: the latter two for others
+  from modeling_plusgpt import FORMULAS, PlusGPTLMHeadModel, scores, weights  # noqa: F401: the latter two for others
+
+from common import stop
 
 
 def model_of(settings):
@@ -34,3 +38,24 @@ def model_of(settings):
       n_layer=model["layers"], n_head=model["heads"], n_embd=model["channels"], n_positions=model["context"],
       n_inner=int(model["mlp_ratio"] * model["channels"] + 0.5), vocab_size=model["vocab"], layer_norm_epsilon=1e-5,
       plusgpt=settings))
+
+
+def add_file(path):
+  """Adds the kind of a file (attention/score.h) to FORMULAS, as ./train does in checkpoints. Returns its name, and the
+  defaults of its fixed numbers."""
+  name = os.path.splitext(os.path.basename(path))[0]
+  with open(path, encoding="utf-8") as file:
+    text = re.sub(r"//.*", "", file.read())
+  row_weights = re.search(r"weights = RowWeights::(\w+)", text)
+  pytorch = re.search(r"pytorch = ((?:\s*\"[^\"]*\")+);", text)
+  if not row_weights or not pytorch:
+    stop(f"{path}: has no {'pytorch formula' if row_weights else 'weights'}; see the head of attention/score.h")
+  numbers = {what: dict(re.findall(r"\{\s*\"(\w+)\"\s*,\s*([^,}\s]+)", found[1]))
+             for what in ("parameters", "learned")
+             for found in [re.search(rf"\b{what}\[\] = \{{([\s\S]*?)\}};", text) or ("", "")]}
+  fixed, learned = ({each: float(value) for each, value in numbers[what].items()} for what in numbers)
+  names = "".join(f", {each}" for each in [*fixed, *learned])
+  body = "".join(re.findall(r"\"([^\"]*)\"", pytorch[1]))
+  f = eval(f"lambda z, i, j, n, head, heads{names}: {body}", {"torch": torch, "F": torch.nn.functional})
+  FORMULAS[name] = (row_weights[1], tuple(fixed), learned, f)
+  return name, fixed

@@ -23,6 +23,10 @@ ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu,
                "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g)}
 BIASES = ("none", "alibi", "fox", "cable")
 LAYER_WORDS = ("full", "rotated", "unrotated", "gated", "ungated", *BIASES)  # in attention.layers
+# The kinds that are files (attention/score.h): what becomes of f in a row, fixed numbers, learned ones with their
+# initial values, f. The copy in a checkpoint has those of its model.
+FORMULAS = {
+}
 
 
 class PlusGPTConfig(PretrainedConfig):
@@ -115,8 +119,9 @@ def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fract
   return (q * alpha) @ k.transpose(-2, -1)
 
 
-def weights(z, settings, context, sink=None):
-  """Scores z [B, H, T, T] -> P, zero where a row does not see a key. context: the trained length; sink: [H] or None."""
+def weights(z, settings, context, sink=None, learned=None):
+  """Scores z [B, H, T, T] -> P, zero where a row does not see a key. context: the trained length; sink: [H] or None;
+  learned: {name: [H]}, the learned numbers of a kind that is a file."""
   seen, rows, kind = seen_by_rows(z, settings), rows_of(z, settings), settings.kind
   if kind == "softmax":
     z = z.masked_fill(~seen, -torch.inf)
@@ -134,11 +139,28 @@ def weights(z, settings, context, sink=None):
   if kind == "threshold":
     return F.relu(z - settings.threshold * (2 * rows.log()).sqrt()).square() * seen
   if kind not in ("lssa", "lssar"):
-    raise ValueError(f"attention.kind {kind!r} is a file, {kind}.cuh in the checkpoint, whose formula is missing here: "
-                     "add it to weights() in modeling_plusgpt.py, in PyTorch")
+    return weights_of_file(z, seen, rows, settings, learned or {})
   f = F.softplus(z) * seen
   a = shares(f, f.sum(-1, keepdim=True))
   return a if kind == "lssa" else sharpened(a, rows, seen, settings)
+
+
+def weights_of_file(z, seen, rows, settings, learned):
+  if settings.kind not in FORMULAS:
+    raise ValueError(f"attention.kind {settings.kind!r} is a file, {settings.kind}.cuh in the checkpoint, that has no "
+                     "pytorch formula: add a line to FORMULAS in modeling_plusgpt.py")
+  row_weights, fixed, initial, f = FORMULAS[settings.kind]
+  H, T = z.shape[-3:-1]
+  i, heads = torch.arange(1, T + 1).to(z), torch.arange(1, H + 1).to(z)[:, None, None]
+  numbers = {name: getattr(settings, name) for name in fixed}
+  numbers.update((name, learned[name].to(z)[:, None, None]) for name in initial)
+  # f of a hidden score is not used, but no part of it may be NaN, which gradients would pass on: a later key counts as
+  # the row's own.
+  y = f(z.masked_fill(~seen, 0), i=i[:, None], j=torch.minimum(i, i[:, None]), n=rows, head=heads, heads=H, **numbers)
+  if row_weights == "softmax":
+    return y.masked_fill(~seen, -torch.inf).softmax(-1)
+  y = y.masked_fill(~seen, 0)
+  return y if row_weights == "none" else shares(y, y.sum(-1, keepdim=True))
 
 
 def sharpened(a, rows, seen, settings):
@@ -178,7 +200,9 @@ class Attention(nn.Module):
     if self.settings.kind != "softmax":
       self.settings.sink = "none"
     self.rope_fraction = model.get("rope_fraction", 1)
-    sums_to_1 = self.settings.kind in ("softmax", "lssa", "lssar")  # such an output is not normalised
+    row_weights, _, initial, _ = FORMULAS.get(self.settings.kind, ("none", (), {}, None))
+    # such an output is not normalised
+    sums_to_1 = self.settings.kind in ("softmax", "lssa", "lssar") or row_weights != "none"
     self.output_norm = "none" if sums_to_1 else attention.get("output_norm", "none")
     self.context, self.shape = config.n_positions, (H, model["head_dim"])
     A = H * model["head_dim"]
@@ -192,6 +216,7 @@ class Attention(nn.Module):
                                bias=self.gate.bias_init if self.gate.bias else None)
     self.ssmax_scale = nn.Parameter(torch.full((H,), 0.43)) if self.settings.scale == "ssmax" else None
     self.sink = nn.Parameter(torch.zeros(H)) if self.settings.sink == "learned" else None
+    self.score = nn.ParameterDict({name: torch.full((H,), float(value)) for name, value in initial.items()})
 
   def forward(self, x):
     B, T, _ = x.shape
@@ -206,7 +231,7 @@ class Attention(nn.Module):
       decay = self.c_decay(x).to(wide) if hasattr(self, "c_decay") else None
       c = bias(decay, self.settings.bias, self.shape[0], T).to(z)
       z = z + (c[..., :, None] - c[..., None, :])
-    P = weights(z, self.settings, self.context, self.sink)
+    P = weights(z, self.settings, self.context, self.sink, self.score)
     y = normalised(P @ v.to(wide), self.output_norm).to(x.dtype).transpose(1, 2)
     y = self.gated(y, x, "sdpa").flatten(2)
     return self.gated(self.c_proj(y), x, "output"), P.to(x.dtype)

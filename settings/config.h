@@ -202,9 +202,6 @@ Config parse_config(std::string_view text, const std::string& file, const std::v
 Config config_from_json(const nlohmann::json& root, const std::string& file, const std::vector<std::string>& sets = {},
                         bool trains = true);
 
-// Texts of the kinds that are files, by name: checkpoints carry them.
-std::map<std::string, std::string> texts_of_kinds(const Config& config);
-
 inline constexpr int MOST_MICRO = 64;  // sequences, where batch.micro is chosen
 // Chooses or checks batch.micro, which depends on the ranks and on the memory. `fits`: the largest that the memory plan
 // allows. If it is auto, it becomes the largest one <= min(fits, MOST_MICRO) for which batch.tokens is a multiple of

@@ -1,6 +1,5 @@
 // The keys of kinds that are files (attention/score.h): parameters, and which text of a file the weights belong to.
 #include <deque>
-#include <map>
 
 #include "base/checksum.h"
 #include "base/error.h"
@@ -91,11 +90,4 @@ void check_kind_files(Config& c) {
   }
   if (c.kind_file != now) c.origins["attention.kind_file"] = "make KINDS";
   c.kind_file = now;
-}
-
-std::map<std::string, std::string> texts_of_kinds(const Config& c) {
-  std::map<std::string, std::string> texts;
-  for (const KindFile& file : kind_files())
-    if (some_layer_is(c, &file)) texts[std::string(file.name) + ".cuh"] = file.text;
-  return texts;
 }

@@ -53,7 +53,7 @@ struct Checkpoints : testing::Test {
     c.state.spikes = {{0.1, 1.0f / 3, 5e-324, 3e300}, {1.5, 2}, 7};
     c.state.matmul_choices = "GPU\t1\t2\n";
     c.state.config = small_config();
-    c.state.tokenizer = {{"vocab.json", "{}"}};
+    c.state.others = {{"vocab.json", "{}"}};
     return c;
   }
   std::string write(int64_t step) { return write_checkpoint(run, content(step)); }
@@ -255,7 +255,7 @@ TEST_F(Checkpoints, FilesForTransformersMayChange) {
     EXPECT_EQ(damage(folder), "");
   }
   CheckpointContent gpt2 = content(30);
-  gpt2.state.tokenizer = {};
+  gpt2.state.others = {};
   gpt2.modelling = "";
   folder = write_checkpoint(run, gpt2);
   EXPECT_FALSE(fs::exists(folder + "/modeling_plusgpt.py"));

@@ -109,6 +109,17 @@ class Modeling(unittest.TestCase):
       with open(carried) as file:
         self.assertIn("class PlusGPTLMHeadModel", file.read())
       self.assertTrue(compare_transformers.take_formula(folder))
+      with open(carried) as file:
+        ours = file.read()
+      entry = '  "x": ("none", (), {}, lambda z, i, j, n, head, heads: z),\n'
+      own = ours.replace("FORMULAS = {\n", "FORMULAS = {\n" + entry)
+      self.assertNotEqual(own, ours)
+      for theirs, same in ((own, True), (own.replace("TINY", "SMALL"), False)):  # the formulas of files stay
+        with open(carried, "w") as file:
+          file.write(theirs)
+        self.assertEqual(compare_transformers.take_formula(folder), same)
+        with open(carried) as file:
+          self.assertEqual(file.read(), own)
 
   def test_generation_gives_them_too(self):
     out = model_of("rope").generate(self.tokens[:, :4], attention_mask=torch.ones(2, 4), max_new_tokens=3,
