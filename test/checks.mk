@@ -1,12 +1,13 @@
 # Checks beyond `make test`: sanitizers, the CUDA build's PTX without a GPU, fuzzing, and everything at once.
 .PHONY: headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz cuda-subset check-full check-kind
-# Kinds that are files (attention/score.h): first what they promise, then every test that runs over a build's kinds.
-KIND_TESTS := attention attention_reference diagnose dispatch
+# Kinds that are files (attention/score.h). What they promise is tested before the rest is built.
+KIND_TESTS := $(addprefix build/cpu/test_,attention attention_reference diagnose dispatch)
 check-kind:                        ## test the kinds of KINDS="my_score.cuh ...", on the CPU
 	@[ -n "$(KINDS)" ] || { echo 'check-kind: name the files: make check-kind KINDS="my_score.cuh"' >&2; exit 2; }
 	@$(MAKE) BACKEND=cpu ATTN=softmax build/cpu/test_score && build/cpu/test_score --gtest_brief=1
-	@$(MAKE) BACKEND=cpu ATTN=softmax $(KIND_TESTS:%=build/cpu/test_%)
-	@bash test/support/run.sh build/cpu $(KIND_TESTS:%=build/cpu/test_%)
+	@$(MAKE) BACKEND=cpu ATTN=softmax $(KIND_TESTS)
+	@$(MAKE) BACKEND=cpu build/cpu/train
+	@bash test/attention/check_kind.sh "$(KINDS)" $(KIND_TESTS)
 # Without UBSan's checks of pointers, a third of a kernel's compile time: AddressSanitizer notices when one is used.
 SANITIZER_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
   -fno-sanitize=null,object-size,pointer-overflow,vptr

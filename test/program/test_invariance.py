@@ -56,6 +56,9 @@ TASKS = {
     "losses_of_suffixes": Task(EVALUATION, "fp32", {"eval.mode": "suffix", "data.val": ["val.bin", "train_000001.bin"]},
                                ("--per-token-losses", "out")),
     "text": Task(OTHER, "fp32", {}, ("--generate", "It was")),
+    # those of make check-kind
+    **{f"kind_{name}": Task(TRAINING, "fp32", {"attention.variant": name})
+       for name in os.environ.get("KIND_NAMES", "").split()},
 }
 
 # How much results may differ, {kind of task: (fp32, bf16)}: u times the terms of a sum, in both orders. Each of 6 steps
