@@ -24,7 +24,7 @@ ifneq ($(filter-out $(SHIPPED),$(ATTN)),)
   $(error ATTN=$(filter-out $(SHIPPED),$(ATTN)) is unknown; choose from $(SHIPPED))
 endif
 # Kinds that are files, numbered behind the others; those of KINDS by name
-FILE_KINDS := $(basename $(notdir $(KINDS)))
+FILE_KINDS := $(shell printf '%s\n' $(basename $(notdir $(KINDS))) | awk '!seen[$$0]++')
 # what kernels/hopper.cuh serves is there on the CPU and on sm_90a
 WITHOUT_HOPPER := $(if $(filter cpu,$(BACKEND))$(filter 90a,$(ARCH)),,hopper)
 FAMILIES := $(filter-out $(WITHOUT_HOPPER),$(patsubst attention/%/kernels.cuh,%,$(wildcard attention/*/kernels.cuh)))
@@ -128,6 +128,7 @@ $(FILE_INSTANCES): $(BUILD)/attention/%.cu: Makefile FORCE
 	   echo 'template <class Maths> struct PolicyOf<Kind($(NUMBER)), Maths> :'; \
 	   echo '  OnePolicy<PolicyOfFile<score_$(*F), Maths>> {};'; \
 	   echo '[[maybe_unused]] static const bool added = add_$(*D)<Kind($(NUMBER))>();'; } $(IF_NEW)
+$(FILE_INSTANCES:=.o): | $(BUILD)/attention/kinds.cpp.o  # which says what is wrong with a file
 $(BUILD)/attention/kinds.cpp.o: $(BUILD)/kinds.inc
 $(BUILD)/kinds.inc: FORCE
 	@mkdir -p $(@D); bash scripts/kind_files.sh "$(SHIPPED)" $(KINDS) $(IF_NEW)
