@@ -20,7 +20,7 @@ struct AttentionSetup : AttentionSettings {
   float scale_factor = 1;
   const char* family = nullptr;
   int spare_multiprocessors = 0;
-  std::vector<double> learned;  // of a kind that is a file, [LEARNED][H]; empty: all as they begin
+  std::vector<double> learned = {};  // of a kind that is a file, [LEARNED][H]; empty: all as they begin
   template <class T> AttentionCall<T> call(const AttentionShape& shape) const {
     return {.settings = *this,
             .shape = shape,
