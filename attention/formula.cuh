@@ -33,7 +33,7 @@ template <class Maths> struct DeviceFunctions {
 // f of one head.
 template <class File, class Maths> struct Formula : FormulaOf<File, DeviceFunctions<Maths>> {
   using Base = FormulaOf<File, DeviceFunctions<Maths>>;
-  int most;  // keys that a row sees
+  float most;  // keys that a row sees
   __device__ Formula(const KernelSettings& s, int h) : most(s.window + s.sink_tokens) {
     this->head = h + 1, this->heads = s.heads;
     for (int n = 0; n < MOST_PARAMETERS; n++) this->numbers[n] = s.parameters[n];
@@ -42,18 +42,15 @@ template <class File, class Maths> struct Formula : FormulaOf<File, DeviceFuncti
         this->numbers[Base::FIXED + l] =
             s.learned_in_bf16 ? to_float(static_cast<const bf16*>(all)[h]) : static_cast<const float*>(all)[h];
   }
-  __device__ __forceinline__ float value(float z, int i, int j) const {
-    return Base::value(z, float(i + 1), float(j + 1), keys(i));
+  __device__ __forceinline__ float value(float z, float i, float j) const {
+    return Base::value(z, i, j, fminf(i, most));
   }
-  __device__ __forceinline__ auto with_slope(float z, int i, int j) const {
-    return Base::with_slope(z, float(i + 1), float(j + 1), keys(i));
+  __device__ __forceinline__ auto with_slope(float z, float i, float j) const {
+    return Base::with_slope(z, i, j, fminf(i, most));
   }
-  __device__ __forceinline__ float slope_by_learned(int l, float z, int i, int j) const {
-    return Base::slope_by_learned(l, z, float(i + 1), float(j + 1), keys(i));
+  __device__ __forceinline__ float slope_by_learned(int l, float z, float i, float j) const {
+    return Base::slope_by_learned(l, z, i, j, fminf(i, most));
   }
-
- private:
-  __device__ __forceinline__ float keys(int i) const { return float(min(i + 1, most)); }
 };
 
 // ---- what becomes of f in a row. MASKED: in place of f where the row does not see the key. weight(f, row) and
@@ -113,7 +110,7 @@ template <class File, class Maths, class Rows> struct ScoreOf : Rows {
   static constexpr int HEAVY = 1, LEARNED = Formula<File, Maths>::LEARNED;
   Formula<File, Maths> formula;
   __device__ ScoreOf(const KernelSettings& s, float sink, int head) : Rows(s, sink, head), formula(s, head) {}
-  __device__ __forceinline__ float score(float z, int i, int j) const {
+  __device__ __forceinline__ float score(float z, float i, float j) const {
     float f = formula.value(z, i, j);
     return z == -INFINITY ? Rows::MASKED : f;
   }
@@ -122,14 +119,16 @@ template <class File, class Maths, class Rows> struct ScoreOf : Rows {
   __device__ __forceinline__ float weight_of(float f, float z, const float* row) const {
     return Rows::weight(z > -INFINITY ? f : Rows::MASKED, row);
   }
-  __device__ __forceinline__ void grad(float z, float dp, const float* row, float& p, float& dz, int i, int j) const {
+  __device__ __forceinline__ void grad(float z, float dp, const float* row, float& p, float& dz, float i,
+                                       float j) const {
     auto f = formula.with_slope(z, i, j);
     p = weight_of(f.value, z, row);
     float gradient = Rows::gradient(f.slope, p, dp, row);
     dz = z > -INFINITY ? gradient : 0;
   }
   // sums [LEARNED] += the gradients of the learned numbers
-  __device__ __forceinline__ void add_learned(float* sums, float z, float dp, const float* row, int i, int j) const {
+  __device__ __forceinline__ void add_learned(float* sums, float z, float dp, const float* row, float i,
+                                              float j) const {
     float p = weight_of(formula.with_slope(z, i, j).value, z, row);
 #pragma unroll
     for (int l = 0; l < LEARNED; l++) {

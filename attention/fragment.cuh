@@ -9,6 +9,8 @@ struct Fragment {
   int thread = int(threadIdx.x), lane_row = thread % WARP / 4, quad = thread % 4, first = 0;
   __device__ __forceinline__ int row(int half, int m = 0) const { return first + 16 * m + 8 * half + lane_row; }
   __device__ __forceinline__ int column(int n) const { return 8 * n + 2 * quad; }
+  // The same as a number, if column(0) is `first`: an addition is cheaper than a conversion.
+  static __device__ __forceinline__ float column(float first, int n, int c) { return first + float(8 * n + c); }
 };
 
 // f(m, half) for every row of which a lane has elements, unrolled.
@@ -60,13 +62,15 @@ __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mas
 template <class Policy, int M, int N>
 __device__ __forceinline__ void score_formula(float (&z)[M][N][4], const Policy& policy, int i0, int j0,
                                               const Fragment& mine = {}) {
+  float first = float(j0 + mine.column(0) + 1);
   for_rows<M>([&](int m, int half) {
+    float i = float(i0 + mine.row(half, m) + 1);
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int c = 0; c < 2; c++) {
         float& score = z[m][n][2 * half + c];
-        score = policy.score(score, i0 + mine.row(half, m), j0 + mine.column(n) + c);
+        score = policy.score(score, i, mine.column(first, n, c));
       }
   });
 }

@@ -28,7 +28,7 @@
 //   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
 //   HEAVY       registers that grad() needs: 0 few, 1 with slopes, 2 with any power
 //   FROM_WEIGHT grad() takes the weight in place of the score
-//   OF_FILE     the weights are of score(z, i, j) in place of z, and grad() takes i and j too (formula.cuh)
+//   OF_FILE     the weights are of score(z, i, j) in place of z, and grad() takes i and j too, from 1 (formula.cuh)
 //   LEARNED     numbers of the score that are learned; add_learned() sums their gradients
 //   Evaluation  a type: the policy of a forward pass that no backward pass follows
 //   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
@@ -338,18 +338,18 @@ template <class Maths> struct Threshold : PolicyDefaults {
 };
 template <class Maths> struct PolicyOf<Kind::threshold, Maths> : OnePolicy<Threshold<Maths>> {};
 
-// p and dz of the score of query i and key j, with any form of grad(); finish_gradient(): from a z that weight() has
+// p and dz of the score of query i and key j, from 1, with any form of grad(); finish_gradient(): from a z that weight() has
 // made p where it can.
 template <class Policy>
 __device__ __forceinline__ void finish_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
-                                                float& dz, int i, int j) {
+                                                float& dz, float i, float j) {
   if constexpr (Policy::FROM_WEIGHT) p = z, dz = policy.grad(p, dp, row);
   else if constexpr (Policy::OF_FILE) policy.grad(z, dp, row, p, dz, i, j);
   else policy.grad(z, dp, row, p, dz);
 }
 template <class Policy>
 __device__ __forceinline__ void score_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
-                                               float& dz, int i, int j) {
+                                               float& dz, float i, float j) {
   if constexpr (Policy::FROM_WEIGHT) z = policy.weight(z, row);
   finish_gradient(policy, z, dp, row, p, dz, i, j);
 }

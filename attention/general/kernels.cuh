@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 #pragma unroll
         for (int x = 0; x < X; x++)
 #pragma unroll
-          for (int e = 0; e < E; e++) z[0][x][e] = policy.score(z[0][x][e], i0 + mine.held + e, j0 + mine.streamed(x));
+          for (int e = 0; e < E; e++)
+            z[0][x][e] = policy.score(z[0][x][e], float(i0 + mine.held + e + 1), float(j0 + mine.streamed(x) + 1));
       }
 
       // First of two sweeps
@@ -259,7 +260,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
         float p[AT_ONCE], dz[AT_ONCE];
         for (int e = 0; e < AT_ONCE; e++)
-          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e], i, j0 + mine.held + e0 + e);
+          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e], float(i + 1),
+                         float(j0 + mine.held + e0 + e + 1));
         write_neighbours(p_tile + to + e0, p);
         write_neighbours(dz_tile + to + e0, dz);
       }
@@ -332,7 +334,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) {
           float r[ROW_VALUES + 1], p;
           for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          int i = i0 + mine.held + e0 + e, j = j0 + mine.streamed(x);
+          float i = float(i0 + mine.held + e0 + e + 1), j = float(j0 + mine.streamed(x) + 1);
           score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e], i, j);
           if constexpr (Policy::LEARNED > 0)
             policy.add_learned(learned[e0 + e], z[0][x][e0 + e], z[1][x][e0 + e], r, i, j);
@@ -470,7 +472,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) {
           float r[ROW_VALUES + 1], p, dz, score = z[0][x][e0 + e];
           for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          score_gradient(policy, score, 0, r, p, dz, i0 + mine.held + e0 + e, j0 + mine.streamed(x));
+          score_gradient(policy, score, 0, r, p, dz, float(i0 + mine.held + e0 + e + 1),
+                         float(j0 + mine.streamed(x) + 1));
           weights[e] = score == -INFINITY ? -1 : p;
         }
         write_neighbours(to + e0, weights);

@@ -83,14 +83,15 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
     wgmma_wait<0>(z, dp);
 
     // P and dz
+    float first = float(i0 + mine.column(0) + 1);
     for_columns(row_values, [&](int n, const float(&row)[2][ROW_VALUES + 1]) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        float pair_p[2], pair_dz[2];
+        float pair_p[2], pair_dz[2], j = float(block_row + mine.row(half) + 1);
 #pragma unroll
         for (int c = 0; c < 2; c++)
           finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c],
-                          i0 + mine.column(n) + c, block_row + mine.row(half));
+                          mine.column(first, n, c), j);
         keep_weights<bf16>(p[n / 2], n, half, pair_p[0], pair_p[1]);
         keep_weights<bf16>(dz[n / 2], n, half, pair_dz[0], pair_dz[1]);
         if constexpr (Mask::ADDS) dz_sums[0][half] += pair_dz[0] + pair_dz[1];
@@ -205,9 +206,9 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
     stages.free(stages.streamed + 1);
 
     // dz, in place of dP
+    float first = float(j0 + mine.column(0) + 1);
     for_elements<N>([&](int n, int half, int c) {
-      float p;
-      int i = block_row + mine.row(half), j = j0 + mine.column(n) + c;
+      float p, i = float(block_row + mine.row(half) + 1), j = mine.column(first, n, c);
       if constexpr (Policy::LEARNED > 0)
         policy.add_learned(learned[0][half], z[n][2 * half + c], dp[n][2 * half + c], row[half], i, j);
       finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c], i, j);

@@ -209,6 +209,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     mask_scores<true>(z, mask, j0, i0);
     if constexpr (!DP_FIRST) scores<Tile>(dp, my_values, douts);
     Weights<Tile> p, dz;
+    float first = float(i0 + mine.column(0) + 1);
 #pragma unroll
     for (int n = 0; n < N; n++) {
       float row[2][ROW_VALUES + 1];
@@ -217,11 +218,11 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 #pragma unroll
         for (int c = 0; c < 2; c++) row[c][r] = row_values[r * Tile::STREAM + mine.column(n) + c];
       for_rows<M>([&](int m, int half) {
-        float pair_p[2], pair_dz[2];
+        float pair_p[2], pair_dz[2], j = float(j0 + mine.row(half, m) + 1);
 #pragma unroll
         for (int c = 0; c < 2; c++)
           score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c],
-                         i0 + mine.column(n) + c, j0 + mine.row(half, m));
+                         mine.column(first, n, c), j);
         keep_weights<T>(p[n / 2][m], n, half, pair_p[0], pair_p[1]);
         keep_weights<T>(dz[n / 2][m], n, half, pair_dz[0], pair_dz[1]);
         if constexpr (Mask::ADDS) dz_sum[m][half] += pair_dz[0] + pair_dz[1];
@@ -298,13 +299,15 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     mask_scores<false>(z, mask, i0, j0);
     scores<Tile>(dp, my_douts, values);
     Weights<Tile> dz;
+    float first = float(j0 + mine.column(0) + 1);
     for_rows<M>([&](int m, int half) {
+      float i = float(i0 + mine.row(half, m) + 1);
 #pragma unroll
       for (int n = 0; n < N; n++) {
         float p, pair[2];
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-          int i = i0 + mine.row(half, m), j = j0 + mine.column(n) + c;
+          float j = mine.column(first, n, c);
           score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], p, pair[c], i, j);
           if constexpr (Policy::LEARNED > 0)
             policy.add_learned(learned[m][half], z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], i, j);
