@@ -2,9 +2,11 @@
 // bytes.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "settings/config.h"
 #include "settings/table.h"
 #include "test/support/error_of.h"
@@ -16,6 +18,17 @@ static std::string error_in(const std::string& json, const Sets& sets = {}) {
 }
 static void expect_error(const std::string& json, const Sets& sets, const std::string& expected) {
   EXPECT_EQ(error_in(json, sets), "user: config: " + expected) << json;
+}
+
+// {"model": {"layers": VALUE}} for model.layers
+static std::string file_with(const std::string& key, const std::string& value) {
+  std::string begin, end;
+  for (const std::string& part : split(key, '.')) begin += "{\"" + part + "\": ", end += "}";
+  return begin + value + end;
+}
+// The value, as JSON, is refused as that of a file's only key, with the words that follow KEY = VALUE.
+static void expect_wrong(const std::string& key, const std::string& value, const std::string& problem) {
+  expect_error(file_with(key, value), {}, key + " = " + value + " " + problem + "  [x.json]");
 }
 
 TEST(ConfigErrors, EveryNumberHasLimits) {
@@ -74,75 +87,53 @@ static std::string allowed_names(const std::string& key) {
 TEST(ConfigErrors, RefusalsOfValues) {
   std::string kinds = allowed_names("attention.kind"), variants = allowed_names("attention.variant");
   EXPECT_EQ(kinds.rfind("softmax, lssa, lssar, sigmoid", 0), 0u) << kinds;
-  expect_error(R"({"attention": {"kind": "lsar"}})", {},
-               "attention.kind = \"lsar\" is unknown (" + kinds + "); did you mean \"lssar\"?  [x.json]");
-  expect_error(R"({"attention": {"kind": 3}})", {}, "attention.kind = 3 must be one of " + kinds + "  [x.json]");
   for (std::string value : {"\"twelve\"", "1.5", "[12]", "-1", "99999999999", "4294967297"})
-    expect_error("{\"model\": {\"layers\": " + value + "}}", {},
-                 "model.layers = " + value + " must be an integer in [1, 1000]  [x.json]");
-  expect_error("{}", {"model.layers=1e-400"}, "model.layers = 0.0 must be an integer in [1, 1000]  [--set]");
-  expect_error("{}", {"optimizer.eps=1e-400"}, "optimizer.eps = 0.0 must be a number in [1e-30, 1]  [--set]");
-  expect_error(R"({"seed": 1e19})", {},
-               "seed = 1e+19 is beyond the integers that floating point holds exactly; write it with all its digits  "
-               "[x.json]");
-  expect_error("{}", {"model.layers=twelve"}, "model.layers = \"twelve\" must be an integer in [1, 1000]  [--set]");
-  expect_error(R"({"batch": {"micro": -1}})", {},
-               "batch.micro = -1 must be an integer in [1, 65535], or 0 for as many as fit, at most 64  [x.json]");
-  expect_error(R"({"seed": -1})", {}, "seed = -1 must be an integer in [0, 18446744073709551615]  [x.json]");
+    expect_wrong("model.layers", value, "must be an integer in [1, 1000]");
+  for (auto& [key, value, problem] : std::vector<std::array<std::string, 3>>{
+           {"attention.kind", R"("lsar")", "is unknown (" + kinds + "); did you mean \"lssar\"?"},
+           {"attention.kind", "3", "must be one of " + kinds},
+           {"attention.scale", R"("number")", "is unknown (rsqrt_d, logd_logn, logn, ssmax, a number in [-1e6, 1e6])"},
+           {"attention.scale", "10000000.0", "must be a name or a number in [-1e6, 1e6]"},
+           {"attention.variant", R"("lssr")", "is unknown (" + variants + "); did you mean \"lssa\"?"},
+           {"batch.micro", "-1", "must be an integer in [1, 65535], or 0 for as many as fit, at most 64"},
+           {"seed", "-1", "must be an integer in [0, 18446744073709551615]"},
+           {"seed", "1e+19", "is beyond the integers that floating point holds exactly; write it with all its digits"},
+           {"optimizer.beta1", "1", "must be a number in [0, 0.9999999]"},
+           {"optimizer.eps", "0", "must be a number in [1e-30, 1]"},
+           {"optimizer.lr", R"("6e-4")", "must be a number in [0, 1000]"},
+           {"data.shuffle", "1", "must be true or false"},
+           {"data.train", "[1]", "must be text or a list of text items"},
+           {"data.train", R"({"a":"b"})", "must be text or a list of text items"},
+           {"init", "5", "must be text"},
+           {"init", R"("a\u0000b")", "must not contain a zero byte"},
+           {"init", R"("a\u001b]0;b\u0007")", "must have no control characters"},
+           {"data.train", R"(["a","b\nsaved"])", "must have no control characters"},
+           {"eval.lengths", R"([1,"2"])", "must be a list of integers in [1, 16777216]"},
+           {"eval.lengths", "[0]", "must be a list of integers in [1, 16777216]"},
+           {"name", R"("step_00000007")", "is the name of a checkpoint's folder; give the run another"}})
+    expect_wrong(key, value, problem);
+  for (std::string name : {".", "..", "a/b", "/", "a\nb", "\x7f"})
+    expect_wrong("name", json_quote(name),
+                 "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters");
   expect_error(R"({"seed": 18446744073709551616})", {},
                "seed = 1.8446744073709552e+19 must be an integer in [0, 18446744073709551615]  [x.json]");
-  expect_error(R"({"optimizer": {"beta1": 1}})", {},
-               "optimizer.beta1 = 1 must be a number in [0, 0.9999999]  [x.json]");
-  expect_error(R"({"optimizer": {"eps": 0}})", {}, "optimizer.eps = 0 must be a number in [1e-30, 1]  [x.json]");
-  expect_error(R"({"optimizer": {"lr": "6e-4"}})", {},
-               "optimizer.lr = \"6e-4\" must be a number in [0, 1000]  [x.json]");
-  expect_error("{}", {"optimizer.lr=inf"}, "optimizer.lr = \"inf\" must be a number in [0, 1000]  [--set]");
-  expect_error("{}", {"optimizer.lr=nan"}, "optimizer.lr = \"nan\" must be a number in [0, 1000]  [--set]");
-  expect_error(R"({"data": {"shuffle": 1}})", {}, "data.shuffle = 1 must be true or false  [x.json]");
-  expect_error(R"({"data": {"train": [1]}})", {}, "data.train = [1] must be text or a list of text items  [x.json]");
-  expect_error(R"({"data": {"train": {"a": "b"}}})", {},
-               "data.train = {\"a\":\"b\"} must be text or a list of text items  [x.json]");
-  expect_error("{}", {"data.train=a,,b"}, "data.train = [\"a\",\"\",\"b\"] must not contain an empty name  [--set]");
-  expect_error(R"({"init": 5})", {}, "init = 5 must be text  [x.json]");
-  expect_error(R"({"init": "a\u0000b"})", {}, "init = \"a\\u0000b\" must not contain a zero byte  [x.json]");
-  expect_error(R"({"eval": {"lengths": [1, "2"]}})", {},
-               "eval.lengths = [1,\"2\"] must be a list of integers in [1, 16777216]  [x.json]");
-  expect_error(R"({"eval": {"lengths": [0]}})", {},
-               "eval.lengths = [0] must be a list of integers in [1, 16777216]  [x.json]");
-  expect_error(
-      R"({"attention": {"scale": "number"}})", {},
-      "attention.scale = \"number\" is unknown (rsqrt_d, logd_logn, logn, ssmax, a number in [-1e6, 1e6])  [x.json]");
-  expect_error(R"({"attention": {"scale": 1e7}})", {},
-               "attention.scale = 10000000.0 must be a name or a number in [-1e6, 1e6]  [x.json]");
-  expect_error(R"({"attention": {"variant": "lssr"}})", {},
-               "attention.variant = \"lssr\" is unknown (" + variants + "); did you mean \"lssa\"?  [x.json]");
+  for (auto& [set, error] : std::vector<std::pair<std::string, std::string>>{
+           {"model.layers=1e-400", "model.layers = 0.0 must be an integer in [1, 1000]"},
+           {"model.layers=twelve", "model.layers = \"twelve\" must be an integer in [1, 1000]"},
+           {"optimizer.eps=1e-400", "optimizer.eps = 0.0 must be a number in [1e-30, 1]"},
+           {"optimizer.lr=inf", "optimizer.lr = \"inf\" must be a number in [0, 1000]"},
+           {"optimizer.lr=nan", "optimizer.lr = \"nan\" must be a number in [0, 1000]"},
+           {"data.train=a,,b", R"(data.train = ["a","","b"] must not contain an empty name)"}})
+    expect_error("{}", {set}, error + "  [--set]");
   expect_has(error_in("{}", {"attention.variant=LSSAR"}), {"; did you mean \"lssar\"?"});
   for (std::string key : {"attention.variant", "attention.kind", "attention.sink"})
     expect_has(error_in("{}", {key + "=softmax1"}), {"); softmax1 is attention.sink = \"one\"  ["});
-  for (auto* name : {".", "..", "a/b", "/", "a\\nb", "\\u007f"})
-    expect_error(
-        std::string(R"({"name": ")") + name + "\"}", {},
-        "name = " +
-            json_quote(name == std::string("a\\nb")     ? "a\nb"
-                       : name == std::string("\\u007f") ? "\x7f"
-                                                        : name) +
-            " must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters  [x.json]");
   for (auto* file : {"a/...json", "\xff.json", "a/.json"})  // the name comes from there
     expect_user_error([&] { parse_config("{}", file); }, {"; it comes from the file's name: give another with"});
-  expect_error(R"({"name": "step_00000007"})", {},
-               "name = \"step_00000007\" is the name of a checkpoint's folder; give the run another  [x.json]");
   EXPECT_EQ(error_in("{}", {"name=step_size_3"}) + error_in("{}", {"name=step_3"}), "");
   EXPECT_NE(error_in("{}", {"name=" + std::string(201, 'x')}), "");
   EXPECT_EQ(error_in("{}", {"name=" + std::string(200, 'x')}), "");
-}
-
-TEST(ConfigErrors, ControlCharacters) {
-  expect_error(R"({"init": "a\u001b]0;b\u0007"})", {},
-               R"(init = "a\u001b]0;b\u0007" must have no control characters  [x.json])");
-  expect_error(R"({"data": {"train": ["a", "b\nsaved"]}})", {},
-               R"(data.train = ["a","b\nsaved"] must have no control characters  [x.json])");
-  expect_error(R"({"la\nyers": 3})", {}, R"(the key "la\nyers" has control characters  [x.json])");
-  EXPECT_EQ(error_in(R"({"generate": {"prompt": "a\nb", "stop": "\n"}})"), "");
+  EXPECT_EQ(error_in(R"({"generate": {"prompt": "a\nb", "stop": "\n"}})"), "");  // both may have control characters
 }
 
 TEST(ConfigErrors, RefusalsOfKeys) {
@@ -150,6 +141,7 @@ TEST(ConfigErrors, RefusalsOfKeys) {
   expect_error(R"({"layers": 3})", {}, "layers is unknown; did you mean \"model.layers\"?  [x.json]");
   expect_error(R"({"attention": {"gate": {"activaton": "silu"}}})", {},
                "attention.gate.activaton is unknown; did you mean \"attention.gate.activation\"?  [x.json]");
+  expect_error(R"({"la\nyers": 3})", {}, R"(the key "la\nyers" has control characters  [x.json])");
   expect_error(R"({"": 1})", {}, "the key \"\" is empty; remove it, or see --help for the keys  [x.json]");
   expect_error(R"({"zzzzzz": {}})", {}, "zzzzzz is unknown; see --help  [x.json]");
   expect_error(R"({"model": 12})", {}, "model = 12 must be an object: \"model\": {...}  [x.json]");
@@ -231,82 +223,39 @@ TEST(ConfigErrors, NestingAndSizeAreLimited) {
 }
 
 TEST(ConfigErrors, CrossChecks) {
-  expect_error(R"({"model": {"channels": 104}})", {},
-               "model.channels = 104 is not divisible by model.heads = 12; change one of them, or set model.head_dim  "
-               "[x.json]");
-  EXPECT_EQ(error_in(R"({"model": {"channels": 104, "head_dim": 36}})"), "");
-  expect_error(
-      R"({"model": {"heads": 1}})", {},
-      "model.head_dim would be channels / heads = 768, at most 512 is possible; use more heads or set it  [x.json]");
-  expect_error(R"({"model": {"head_dim": 513}})", {},
-               "model.head_dim = 513 must be an integer in [1, 512], or 0 for channels / heads  [x.json]");
-  expect_error(
-      R"({"model": {"head_dim": 63}})", {},
-      "model.head_dim = 63 must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"  "
-      "[x.json]");
-  EXPECT_EQ(error_in(R"({"model": {"head_dim": 63, "position": "learned"}})"), "");
-  expect_error(R"({"model": {"channels": 36}})", {}, "model.channels = 36 must be a multiple of 8  [x.json]");
+  const std::string no_window =
+      "window and full need attention.window > 0, or eval.window; set it, or remove these words";
+  for (auto& [key, value, problem] : std::vector<std::array<std::string, 3>>{
+           {"model.channels", "104", "is not divisible by model.heads = 12; change one of them, or set model.head_dim"},
+           {"model.channels", "36", "must be a multiple of 8"},
+           {"model.head_dim", "513", "must be an integer in [1, 512], or 0 for channels / heads"},
+           {"model.head_dim", "63",
+            "must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\""},
+           {"attention.layers", R"(["lssa_ungated"])",
+            "has \"lssa_ungated\": gated and ungated need an attention.gate.activation; set it, or remove these words"},
+           {"attention.layers", R"(["window","full"])", "has \"window\": " + no_window},
+           {"attention.layers", R"(["lssar_full"])", "has \"lssar_full\": " + no_window},
+           {"attention.layers", R"(["window","window8"])", "has \"window\": " + no_window}})
+    expect_wrong(key, value, problem);
   for (auto& [ratio, shown, width] :
        {std::tuple("3.3", "3.3", 2534), std::tuple("1e-9", "1e-09", 0), std::tuple("3.501", "3.501", 2689)})
     expect_error(
-        format("{\"model\": {\"mlp_ratio\": %s}}", ratio), {},
+        file_with("model.mlp_ratio", ratio), {},
         format("the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(%s x 768) "
                "= %d  [x.json]",
                shown, width));
-  EXPECT_EQ(error_in(R"({"model": {"mlp_ratio": 3.5001}})"), "");  // rounds to 2688
-  expect_error(R"({"attention": {"kind": "lssa", "sink": "learned"}})", {},
-               "attention.sink = \"learned\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
-               "sink \"none\"  [x.json]");
-  std::string kinds;
-  for (const char* kind : kind_names) append_item(kinds, kind);
-  for (auto& [layer, hint] :
-       std::vector<std::pair<std::string, std::string>>{{"global", ""},
-                                                        {"lssar_lssa", ""},
-                                                        {"full_window", ""},
-                                                        {"lssar full", ""},
-                                                        {"gated_", ""},
-                                                        {"_gated", ""},
-                                                        {"gated__lssa", "; did you mean \"lssa\"?"},
-                                                        {"softmax_qknorm", ""},
-                                                        {"window8_window", ""},
-                                                        {"fox_none", ""},
-                                                        {"alibbi", "; did you mean \"alibi\"?"},
-                                                        {"full_window8", ""},
-                                                        {"window0", "; did you mean \"window\"?"},
-                                                        {"window-1", "; did you mean \"window\"?"},
-                                                        {"window8k", "; did you mean \"window\"?"},
-                                                        {"window16777217", ""},
-                                                        {"ful_lssa", "; did you mean \"full\"?"}})
-    expect_error(format("{\"attention\": {\"window\": 4, \"layers\": [\"window\", \"%s\"]}}", layer.c_str()), {},
-                 "attention.layers = [\"window\",\"" + layer + "\"] has \"" + layer +
-                     "\": an entry is words joined by _, at most one of each: a kind (" + kinds +
-                     "), a bias (none, alibi, fox, cable), window or full, rotated or unrotated, gated or "
-                     "ungated; windowN is a window of N keys, 1 to 16777216" +
-                     hint + "  [x.json]");
+  expect_error(
+      R"({"model": {"heads": 1}})", {},
+      "model.head_dim would be channels / heads = 768, at most 512 is possible; use more heads or set it  [x.json]");
   expect_error(
       R"({"attention": {"layers": ["full_unrotated"], "window": 4}, "model": {"position": "none"}})", {},
       "attention.layers = [\"full_unrotated\"] has \"full_unrotated\": rotated and unrotated need model.position "
       "= \"rope\"; set it, or remove these words  [x.json]");
-  expect_error(R"({"attention": {"layers": ["lssa_ungated"]}})", {},
-               "attention.layers = [\"lssa_ungated\"] has \"lssa_ungated\": gated and ungated need an "
-               "attention.gate.activation; set it, or remove these words  [x.json]");
-  expect_error(R"({"attention": {"layers": ["window", "full"]}})", {},
-               "attention.layers = [\"window\",\"full\"] has \"window\": window and full need attention.window > 0, or "
-               "eval.window; set it, or remove these words  [x.json]");
-  expect_error(R"({"attention": {"layers": ["lssar_full"]}})", {},
-               "attention.layers = [\"lssar_full\"] has \"lssar_full\": window and full need attention.window > 0, or "
-               "eval.window; set it, or remove these words  [x.json]");
-  expect_error(
-      R"({"attention": {"layers": ["window", "window8"]}})", {},
-      "attention.layers = [\"window\",\"window8\"] has \"window\": window and full need attention.window > 0, or "
-      "eval.window; set it, or remove these words  [x.json]");
-  EXPECT_EQ(error_in(R"({"attention": {"layers": ["window8", "lssa_full", "window16777216"]}})"), "");
-  EXPECT_EQ(parse_config(R"({"attention": {"layers": ["window", "full"]}})", "x.json", {}, false).layers.size(), 2u);
-  EXPECT_EQ(error_in(R"({"attention": {"layers": ["window", "full"], "window": 5}})"), "");
-  EXPECT_EQ(error_in(R"({"attention": {"layers": ["window", "full"]}, "eval": {"window": 5}})"), "");
-  expect_error(R"({"attention": {"sink": "one", "layers": ["lssa"]}})", {"model.layers=1"},
-               "attention.sink = \"one\" needs a layer of the kind softmax (attention.kind, attention.layers); use "
-               "sink \"none\"  [x.json]");
+  for (auto& [sink, other] : {std::pair("learned", R"("kind": "lssa")"), std::pair("one", R"("layers": ["lssa"])")})
+    expect_error(format("{\"attention\": {\"sink\": \"%s\", %s}}", sink, other), {"model.layers=1"},
+                 format("attention.sink = \"%s\" needs a layer of the kind softmax (attention.kind, attention.layers); "
+                        "use sink \"none\"  [x.json]",
+                        sink));
   expect_error(R"({"attention": {"scale": "logn"}, "model": {"context": 1}})", {},
                "attention.scale = \"logn\" divides by ln(model.context) and needs a context of at least 2  [x.json]");
   expect_error(
@@ -316,17 +265,42 @@ TEST(ConfigErrors, CrossChecks) {
   expect_error(R"({"train": {"steps": 100, "tokens": 5000}})", {},
                "train.steps = 100 and train.tokens = 5000 are both given; remove one of them, or unset it: --set "
                "train.steps=null  [x.json]");
-  EXPECT_EQ(error_in(R"({"train": {"steps": 100, "tokens": 0}})"), "");
   expect_error(R"({"eval": {"rope_scaling": "yarn"}, "model": {"position": "none"}})", {},
                "eval.rope_scaling = \"yarn\" needs model.position = \"rope\", not \"none\"  [x.json]");
   expect_error(R"({"eval": {"rope_scaling": "ntk"}, "model": {"head_dim": 2}})", {},
                "eval.rope_scaling = \"ntk\" needs model.head_dim > 2, not 2  [x.json]");
-  EXPECT_EQ(error_in(R"({"eval": {"rope_scaling": "ntk"}, "model": {"head_dim": 4}})"), "");
+  for (auto* fine :
+       {R"({"model": {"channels": 104, "head_dim": 36}})", R"({"model": {"head_dim": 63, "position": "learned"}})",
+        R"({"model": {"mlp_ratio": 3.5001}})",  // rounds to 2688
+        R"({"attention": {"layers": ["window8", "lssa_full", "window16777216"]}})",
+        R"({"attention": {"layers": ["window", "full"], "window": 5}})",
+        R"({"attention": {"layers": ["window", "full"]}, "eval": {"window": 5}})",
+        R"({"train": {"steps": 100, "tokens": 0}})", R"({"eval": {"rope_scaling": "ntk"}, "model": {"head_dim": 4}})"})
+    EXPECT_EQ(error_in(fine), "");
+  EXPECT_EQ(parse_config(R"({"attention": {"layers": ["window", "full"]}})", "x.json", {}, false).layers.size(), 2u);
+}
+
+TEST(ConfigErrors, EntriesOfLayers) {
+  auto expect_no_entry = [](const std::string& entry, const std::string& hint) {
+    expect_error(format("{\"attention\": {\"window\": 4, \"layers\": [\"window\", \"%s\"]}}", entry.c_str()), {},
+                 "attention.layers = [\"window\",\"" + entry + "\"] has \"" + entry +
+                     "\": an entry is words joined by _, at most one of each: a kind (" +
+                     allowed_names("attention.kind") +
+                     "), a bias (none, alibi, fox, cable), window or full, rotated or unrotated, gated or "
+                     "ungated; windowN is a window of N keys, 1 to 16777216" +
+                     (hint.empty() ? "" : "; did you mean \"" + hint + "\"?") + "  [x.json]");
+  };
+  for (auto* entry : {"global", "lssar_lssa", "full_window", "lssar full", "gated_", "_gated", "softmax_qknorm",
+                      "window8_window", "fox_none", "full_window8", "window16777217"})
+    expect_no_entry(entry, "");
+  for (auto* entry : {"window0", "window-1", "window8k"}) expect_no_entry(entry, "window");
+  expect_no_entry("gated__lssa", "lssa");
+  expect_no_entry("alibbi", "alibi");
+  expect_no_entry("ful_lssa", "full");
 }
 
 TEST(ConfigErrors, BatchMustDivide) {
-  expect_error(R"({"batch": {"tokens": 1000}})", {},
-               "batch.tokens = 1000 must be a multiple of context = 1024; use 1024  [x.json]");
+  expect_wrong("batch.tokens", "1000", "must be a multiple of context = 1024; use 1024");
   expect_error(R"({"batch": {"tokens": 524288, "micro": 3}})", {},
                "batch.tokens = 524288 must be a multiple of micro x context = 3 x 1024 = 3072; use 522240 or 525312, "
                "or batch.micro = 0 for one that divides  [x.json]");
