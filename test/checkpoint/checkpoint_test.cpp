@@ -137,32 +137,17 @@ TEST_F(Checkpoints, ImpossibleStatesAreDamage) {
   json good = state_of(folder);
   write_state(folder, good);
   ASSERT_EQ(damage(folder), "");
-  for (auto* path : {"/format",
-                     "/step",
-                     "/tokens",
-                     "/data",
-                     "/data/next_window",
-                     "/data/windows",
-                     "/data/train",
-                     "/data/val",
-                     "/data/train/0/name",
-                     "/data/train/0/tokens",
-                     "/data/train/0/xxh64",
-                     "/spikes",
-                     "/spikes/loss",
-                     "/spikes/skipped",
-                     "/matmul_choices",
-                     "/config",
-                     "/files",
-                     "/files/model.safetensors",
-                     "/files/model.safetensors/bytes",
-                     "/files/model.safetensors/xxh64"}) {
+  const std::string paths =
+      "/format /step /tokens /data /data/next_window /data/windows /data/train /data/val /data/train/0/name "
+      "/data/train/0/tokens /data/train/0/xxh64 /spikes /spikes/loss /spikes/skipped /matmul_choices /config /files "
+      "/files/model.safetensors /files/model.safetensors/bytes /files/model.safetensors/xxh64";
+  for (const std::string& path : split(paths, ' ')) {
     json::json_pointer at(path);
     std::vector<json> wrong = {
         nullptr, -1, 1.5, true, json::array({nullptr}), json::object({{"x", 1}}), std::numeric_limits<uint64_t>::max()};
     if (!good[at].is_string()) wrong.push_back("text");
     for (auto& value : wrong) {
-      if (std::string(path) == "/config" && value.is_object()) continue;  // the settings are checked themselves
+      if (path == "/config" && value.is_object()) continue;  // the settings are checked themselves
       json bad = good;
       bad[at] = value;
       write_state(folder, bad);

@@ -73,8 +73,6 @@ TEST(Bytes, OneTokenPerByte) {
   EXPECT_EQ(tokenizer->end_of_text(), -1);
 }
 
-TEST(Bytes, AnUnknownKindIsNamed) {}
-
 TEST(Utf8, InvalidBytesAreReplacedOneByOne) {
   const std::string r = "\xef\xbf\xbd";
   EXPECT_EQ(valid_utf8("a\u00e9\u20ac\U0001f600"), "a\u00e9\u20ac\U0001f600");
