@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <regex>
+#include <string_view>
 #include "emulation/ptx/decode.h"
 #include "emulation/ptx/memory.h"
 
@@ -15,43 +16,9 @@ namespace {
 using std::string;
 using std::vector;
 
-constexpr const char* SPACE = " \t\n\v\f\r";
+// What names, opcodes, directives and numbers consist of, beside "::" and a minus in front.
+constexpr std::string_view WORD = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$%.";
 
-string trim(const string& text) {
-  const size_t begin = text.find_first_not_of(SPACE);
-  return begin == string::npos ? "" : text.substr(begin, text.find_last_not_of(SPACE) + 1 - begin);
-}
-
-vector<string> words(const string& text) {
-  vector<string> found;
-  for (size_t at = 0, end; (at = text.find_first_not_of(SPACE, at)) != string::npos; at = end) {
-    end = std::min(text.find_first_of(SPACE, at), text.size());
-    found.push_back(text.substr(at, end - at));
-  }
-  return found;
-}
-
-// Splits at the commas outside brackets.
-vector<string> split(const string& text) {
-  vector<string> parts;
-  string part;
-  int depth = 0;
-  for (char c : text) {
-    depth += c == '{' || c == '[';
-    depth -= c == '}' || c == ']';
-    if (c == ',' && depth == 0) {
-      parts.push_back(trim(part));
-      part.clear();
-    } else {
-      part += c;
-    }
-  }
-  if (part = trim(part); !part.empty()) parts.push_back(part);
-  return parts;
-}
-
-bool starts(const string& text, const char* with) { return text.compare(0, strlen(with), with) == 0; }
-bool is_name(char c) { return isalnum(uint8_t(c)) || c == '_' || c == '$' || c == '%'; }
 bool is_number(const string& text) { return isdigit(uint8_t(text[0])) || (text[0] == '-' && text.size() > 1); }
 uint32_t round_up(uint32_t n, uint32_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -61,19 +28,9 @@ Type type_of(const string& name) {
   return type;
 }
 
-// "name[12]": the name, and 12; 1 without brackets.
-uint32_t take_extent(string& name) {
-  const size_t bracket = name.find('[');
-  if (bracket == string::npos) return 1;
-  const uint32_t extent = uint32_t(strtoul(name.c_str() + bracket + 1, nullptr, 10));
-  name.resize(bracket);
-  return extent;
-}
-
 struct Variable {
   enum { shared, local, global } space = global;
-  bool is_extern = false;
-  uint32_t align = 1, bytes = 0;
+  uint32_t align = 1, size = 1, bytes = 0;  // size: of an element; bytes 0: dynamic shared memory
   vector<uint8_t> initial;
   int64_t address = -1;  // given when it is first used
 };
@@ -95,36 +52,40 @@ class Parser {
  private:
   [[noreturn]] void fail(const string& message) {
     throw Error("PTX: " + message + (kernel_ ? " in kernel " + kernel_->name : "") + ", near \"" +
-                text_.substr(at_, 80) + "\"");
+                text_.substr(begin_, 80) + "\"");
   }
-  void skip_space();
-  string to_end_of_line();
-  string up_to(char end);
-  bool at_word(const char* word) {
-    return text_.compare(at_, strlen(word), word) == 0 && !is_name(text_[at_ + strlen(word)]);
-  }
+  void next();
+  string take();
+  bool accept(const char* token);
+  void expect(const char* token);
+  uint32_t count();
+  void skip_line();
   void skip_function();
   void files();
-  void variable(const string& declaration, std::map<string, Variable>& into);
+  Variable declaration(string& name);
+  void variable(std::map<string, Variable>& into);
   void entry();
-  void entry_parameters(const string& list);
+  void entry_parameters();
   void body();
   void close_scope();
-  void location(const string& directive);
-  void statement(const string& text);
-  void declare_registers(const string& declaration);
+  void location();
+  void statement();
+  void declare_registers();
   int new_register(const string& name, Type type);
   int find_register(const string& name);
-  void operand_group(Instruction& instruction, const string& text);
-  Operand operand(const string& text);
+  void operand_group(Instruction& instruction);
+  Operand operand();
   Operand register_operand(int reg);
-  Operand symbol(const string& text);
+  Operand symbol(const string& name);
+  string sum();
   uint64_t number(const string& text);
   const Constant* constant(uint64_t value, const string& key);
 
   const string& text_;
   std::map<string, std::unique_ptr<Kernel>>& kernels_;
-  size_t at_ = 0;
+  // The next token, where it begins and ends, and where the one before it ended.
+  string token_;
+  size_t begin_ = 0, end_ = 0, last_end_ = 0;
   vector<string> files_;
   std::map<string, Variable> module_variables_;
   // of the kernel that is read now
@@ -136,25 +97,49 @@ class Parser {
   int location_ = -1;
 };
 
-void Parser::skip_space() {
-  for (;;) {
-    while (at_ < text_.size() && isspace(uint8_t(text_[at_]))) at_++;
-    if (text_.compare(at_, 2, "//") != 0) return;
-    to_end_of_line();
+// Reads a token: a word, a quoted text with its quotes, or one other character. At the end of the text it is empty.
+void Parser::next() {
+  last_end_ = end_;
+  for (;; end_ = text_.find('\n', begin_)) {  // past a comment
+    begin_ = std::min(text_.find_first_not_of(" \t\n\v\f\r", end_), text_.size());
+    if (text_.compare(begin_, 2, "//") != 0) break;
   }
+  end_ = begin_ + 1;
+  if (text_[begin_] == '"') {
+    end_ = std::min(text_.find('"', end_), text_.size() - 1) + 1;
+  } else if (text_[begin_] == '-' || WORD.find(text_[begin_]) != WORD.npos) {
+    auto word_end = [&](size_t from) { return std::min(text_.find_first_not_of(WORD, from), text_.size()); };
+    for (end_ = word_end(end_); text_.compare(end_, 2, "::") == 0;) end_ = word_end(end_ + 2);
+  }
+  token_ = text_.substr(begin_, end_ - begin_);
 }
 
-string Parser::to_end_of_line() {
-  const size_t begin = at_;
-  at_ = std::min(text_.find('\n', at_), text_.size());
-  return text_.substr(begin, at_ - begin);
+string Parser::take() {
+  if (token_.empty()) fail("the text ends");
+  const string token = token_;
+  next();
+  return token;
 }
 
-string Parser::up_to(char end) {
-  const size_t found = text_.find(end, at_), begin = at_;
-  if (found == string::npos) fail(string("no ") + end);
-  at_ = found + 1;
-  return text_.substr(begin, found - begin);
+bool Parser::accept(const char* token) {
+  if (token_ != token) return false;
+  next();
+  return true;
+}
+
+void Parser::expect(const char* token) {
+  if (!accept(token)) fail(string("no ") + token);
+}
+
+uint32_t Parser::count() {
+  if (!isdigit(uint8_t(token_[0]))) fail("no number");
+  return uint32_t(strtoul(take().c_str(), nullptr, 10));
+}
+
+// The rest of the line of what was taken last.
+void Parser::skip_line() {
+  end_ = std::min(text_.find('\n', last_end_), text_.size());
+  next();
 }
 
 // ---- a module
@@ -162,129 +147,109 @@ string Parser::up_to(char end) {
 // The table of files is at the end of a module.
 void Parser::files() {
   for (size_t found = text_.find("\n.file"); found != string::npos; found = text_.find("\n.file", found + 1)) {
-    at_ = found + 1;
-    const string line = to_end_of_line();
-    const size_t quote = line.find('"');
-    if (quote == string::npos) continue;
-    const size_t number = strtoul(line.c_str() + strlen(".file"), nullptr, 10);
+    end_ = found + strlen("\n.file");
+    next();
+    const size_t number = count(), end = token_.size() - 1, begin = token_.find_last_of("/\"", end - 1) + 1;
     if (files_.size() <= number) files_.resize(number + 1);
-    const string path = line.substr(quote + 1, line.rfind('"') - quote - 1);
-    files_[number] = path.substr(path.rfind('/') + 1);
+    files_[number] = token_.substr(begin, end - begin);
   }
-  at_ = 0;
+  end_ = 0;
 }
 
 void Parser::module() {
   files();
-  while (skip_space(), at_ < text_.size()) {
-    if (at_word(".version") || at_word(".target") || at_word(".address_size") || at_word(".file")) {
-      to_end_of_line();
-    } else if (at_word(".section")) {
-      up_to('}');
+  for (next(); !token_.empty();) {
+    if (accept(".visible") || accept(".weak") || accept(".extern")) continue;
+    if (accept(".version") || accept(".target") || accept(".address_size") || accept(".file")) {
+      skip_line();
+    } else if (accept(".section")) {
+      while (!accept("}")) take();
+    } else if (accept(".entry")) {
+      entry();
+    } else if (accept(".func")) {
+      skip_function();
     } else {
-      const string head = text_.substr(at_, text_.find_first_of(";({", at_) - at_);
-      if (head.find(".entry") != string::npos) {
-        entry();
-      } else if (head.find(".func") != string::npos) {
-        skip_function();
-      } else {
-        variable(up_to(';'), module_variables_);
-      }
+      variable(module_variables_);
     }
   }
 }
 
 // Skips a function: a module may contain one, but kernels cannot call it, because decode() does not know call.
 void Parser::skip_function() {
-  const size_t brace = text_.find('{', at_), semicolon = text_.find(';', at_);
-  if (semicolon < brace) {
-    at_ = semicolon + 1;
-    return;
+  for (int depth = 0;;) {
+    const string token = take();
+    depth += (token == "{") - (token == "}");
+    if (depth == 0 && (token == ";" || token == "}")) return;
   }
-  int depth = 0;
-  for (at_ = brace; at_ < text_.size(); at_++) {
-    depth += text_[at_] == '{';
-    depth -= text_[at_] == '}';
-    if (depth == 0) break;
-  }
-  at_++;
 }
 
-// .shared .align 16 .b8 name[100] = {1, 2}
-void Parser::variable(const string& declaration, std::map<string, Variable>& into) {
-  const size_t equals = declaration.find('=');
+// .shared .align 16 .b8 name[100]
+Variable Parser::declaration(string& name) {
   Variable variable;
-  Type type = Type::b8;
-  string name;
-  const vector<string> parts = words(declaration.substr(0, equals));
-  for (size_t i = 0; i < parts.size(); i++) {
-    const string& part = parts[i];
-    if (part == ".shared") {
+  while (token_[0] == '.') {
+    const string word = take();
+    if (word == ".shared") {
       variable.space = Variable::shared;
-    } else if (part == ".local") {
+    } else if (word == ".local") {
       variable.space = Variable::local;
-    } else if (part == ".extern") {
-      variable.is_extern = true;
-    } else if (part == ".align") {
-      variable.align = uint32_t(strtoul(parts.at(++i).c_str(), nullptr, 10));
-    } else if (part == ".global" || part == ".const" || part == ".visible" || part == ".weak") {
-      continue;
-    } else if (part[0] == '.') {
-      type = type_of(part.substr(1));
-    } else {
-      name += part;
+    } else if (word == ".align") {
+      variable.align = count();
+    } else if (word != ".global" && word != ".const" && word != ".param" && word != ".ptr") {
+      variable.size = size_of(type_of(word.substr(1)));
     }
   }
-  const uint32_t size = size_of(type);
-  variable.bytes = size * take_extent(name);
-  variable.align = std::max(variable.align, size);
-  if (equals != string::npos) {
-    string values = declaration.substr(equals + 1);
-    for (char& c : values) {
-      if (c == '{' || c == '}' || c == ',') c = ' ';
-    }
+  name = take();
+  variable.align = std::max(variable.align, variable.size);
+  variable.bytes = variable.size;
+  if (accept("[")) {
+    variable.bytes *= token_ == "]" ? 0 : count();
+    expect("]");
+  }
+  return variable;
+}
+
+// A declaration, and = 1 or = {1, 2}
+void Parser::variable(std::map<string, Variable>& into) {
+  string name;
+  Variable variable = declaration(name);
+  if (accept("=")) {
+    const bool is_list = accept("{");
     variable.initial.assign(variable.bytes, 0);
     size_t at = 0;
-    for (const string& value : words(values)) {
-      const uint64_t bits = number(value);
-      if (at + size > variable.initial.size()) fail("too many initial values");
-      memcpy(&variable.initial[at], &bits, size);
-      at += size;
-    }
+    do {
+      const uint64_t bits = number(take());
+      if (at + variable.size > variable.initial.size()) fail("too many initial values");
+      memcpy(&variable.initial[at], &bits, variable.size);
+      at += variable.size;
+    } while (accept(","));
+    if (is_list) expect("}");
   }
+  expect(";");
   into[name] = variable;
 }
 
 // ---- a kernel
 
 void Parser::entry() {
-  at_ = text_.find(".entry", at_) + strlen(".entry");
-  skip_space();
-  const size_t begin = at_;
-  while (is_name(text_[at_])) at_++;
   kernel_ = std::make_unique<Kernel>();
-  kernel_->name = text_.substr(begin, at_ - begin);
+  kernel_->name = take();
   kernel_->shared_bytes = SHARED_BASE;
   parameters_.clear();
   constants_.clear();
   dynamic_addresses_.clear();
   location_ = -1;
 
-  skip_space();
-  if (text_[at_] == '(') {
-    at_++;
-    entry_parameters(up_to(')'));
-  }
-  for (skip_space(); text_[at_] != '{'; skip_space()) {
-    if (text_[at_] != '.') fail("no directive");
-    const string directive = to_end_of_line();
-    if (!starts(directive, ".maxntid")) continue;
-    kernel_->most_threads = 1;
-    for (const string& extent : split(directive.substr(strlen(".maxntid")))) {
-      kernel_->most_threads *= uint32_t(strtoul(extent.c_str(), nullptr, 10));
+  if (accept("(")) entry_parameters();
+  while (!accept("{")) {
+    if (accept(".maxntid")) {
+      kernel_->most_threads = 1;
+      do kernel_->most_threads *= count();
+      while (accept(","));
+    } else {
+      if (take()[0] != '.') fail("no directive");
+      skip_line();
     }
   }
-  at_++;
   scopes_.assign(1, {});
   body();
 
@@ -302,58 +267,36 @@ void Parser::entry() {
   kernel_.reset();
 }
 
-void Parser::entry_parameters(const string& list) {
+void Parser::entry_parameters() {
   uint32_t end = 0;
-  for (const string& declaration : split(list)) {
-    uint32_t align = 1, size = 1;
+  while (!accept(")")) {
     string name;
-    const vector<string> parts = words(declaration);
-    for (size_t i = 0; i < parts.size(); i++) {
-      if (parts[i] == ".align") {
-        align = uint32_t(strtoul(parts.at(++i).c_str(), nullptr, 10));
-      } else if (parts[i][0] != '.') {
-        name = parts[i];
-      } else if (parts[i] != ".param" && parts[i] != ".ptr" && parts[i] != ".global") {
-        size = size_of(type_of(parts[i].substr(1)));
-      }
-    }
-    align = std::max(align, size);
-    size *= take_extent(name);
-    end = round_up(end, align);
+    const Variable parameter = declaration(name);
+    end = round_up(end, parameter.align);
     parameters_[name] = end;
-    kernel_->parameters.push_back({end, size});
-    end += size;
+    kernel_->parameters.push_back({end, parameter.bytes});
+    end += parameter.bytes;
+    if (token_ != ")") expect(",");
   }
   kernel_->parameter_bytes = end;
 }
 
 void Parser::body() {
   while (!scopes_.empty()) {
-    skip_space();
-    if (at_ >= text_.size()) fail("the text ends");
-    if (at_word(".loc")) {
-      location(to_end_of_line());
-    } else if (text_[at_] == '{') {
-      at_++;
+    if (accept(".loc")) {
+      location();
+    } else if (accept("{")) {
       scopes_.emplace_back();
-    } else if (text_[at_] == '}') {
-      at_++;
+    } else if (accept("}")) {
       close_scope();
-    } else if (text_[at_] == ';') {
-      at_++;
-    } else {
-      size_t end = at_;
-      while (is_name(text_[end])) end++;
-      if (end > at_ && text_[end] == ':') {
-        scopes_.back().labels[text_.substr(at_, end - at_)] = int(kernel_->code.size());
-        at_ = end + 1;
-      } else {
-        string one = up_to(';');
-        for (char& c : one) {
-          if (isspace(uint8_t(c))) c = ' ';
-        }
-        statement(trim(one));
-      }
+    } else if (accept(".reg")) {
+      declare_registers();
+    } else if (accept(".pragma")) {
+      take();
+    } else if (token_[0] == '.') {
+      variable(scopes_.back().variables);
+    } else if (!accept(";")) {
+      statement();
     }
   }
 }
@@ -374,33 +317,30 @@ void Parser::close_scope() {
 }
 
 // .loc FILE LINE COLUMN
-void Parser::location(const string& directive) {
-  const vector<string> parts = words(directive);
-  const size_t file = strtoul(parts.at(1).c_str(), nullptr, 10);
-  const string place = (file < files_.size() ? files_[file] : "?") + ":" + parts.at(2);
+void Parser::location() {
+  const size_t file = count();
+  const string place = (file < files_.size() ? files_[file] : "?") + ":" + std::to_string(count());
+  skip_line();
   vector<string>& locations = kernel_->locations;
   if (locations.empty() || locations.back() != place) locations.push_back(place);
   location_ = int(locations.size()) - 1;
 }
 
-// .reg .b32 %r<100>  or  .reg .pred done, add
-void Parser::declare_registers(const string& declaration) {
-  const vector<string> parts = words(declaration);
-  const Type type = type_of(parts.at(1).substr(1));
-  string names;
-  for (size_t i = 2; i < parts.size(); i++) names += parts[i];
-  for (const string& name : split(names)) {
-    const size_t angle = name.find('<');
-    if (angle == string::npos) {
-      scopes_.back().registers[name] = new_register(name, type);
-      continue;
+// .reg .b32 %r<100>;  or  .reg .pred done, add;
+void Parser::declare_registers() {
+  const Type type = type_of(take().substr(1));
+  auto add = [&](const string& name) { scopes_.back().registers[name] = new_register(name, type); };
+  do {
+    const string name = take();
+    if (accept("<")) {
+      const uint32_t registers = count();
+      for (uint32_t i = 0; i < registers; i++) add(name + std::to_string(i));
+      expect(">");
+    } else {
+      add(name);
     }
-    const unsigned long count = strtoul(name.c_str() + angle + 1, nullptr, 10);
-    for (unsigned long i = 0; i < count; i++) {
-      const string one = name.substr(0, angle) + std::to_string(i);
-      scopes_.back().registers[one] = new_register(one, type);
-    }
-  }
+  } while (accept(","));
+  expect(";");
 }
 
 int Parser::new_register(const string& name, Type type) {
@@ -419,30 +359,32 @@ int Parser::find_register(const string& name) {
   return -1;
 }
 
-void Parser::statement(const string& text) {
-  if (starts(text, ".reg ")) return declare_registers(text);
-  if (starts(text, ".pragma")) return;
-  if (text[0] == '.') return variable(text, scopes_.back().variables);
+// A label, or an instruction.
+void Parser::statement() {
+  const size_t begin = begin_;
   Instruction instruction;
-  instruction.text = text.size() > 150 ? text.substr(0, 100) + " ... " + text.substr(text.size() - 40) : text;
   instruction.location = location_;
-
-  string rest = text;
-  if (rest[0] == '@') {
-    const size_t end = rest.find(' ');
-    instruction.predicate = operand(rest.substr(1, end - 1));
-    rest = trim(rest.substr(end));
+  if (accept("@")) instruction.predicate = operand();
+  const string opcode = take();
+  if (accept(":")) {
+    scopes_.back().labels[opcode] = int(kernel_->code.size());
+    return;
   }
-  const size_t end = rest.find(' ');
-  const string opcode = rest.substr(0, end);
-  rest = end == string::npos ? "" : trim(rest.substr(end));
-  if (opcode == "bra" || opcode == "bra.uni") {
+  const bool branches = opcode == "bra" || opcode == "bra.uni";
+  if (branches) {
     instruction.flow = Flow::branch;
-    scopes_.back().branches.push_back({int(kernel_->code.size()), rest});
-  } else if (opcode == "ret" || opcode == "exit") {
+    scopes_.back().branches.push_back({int(kernel_->code.size()), take()});
+  } else if (token_ != ";") {
+    do operand_group(instruction);
+    while (accept(","));
+  }
+  string text = text_.substr(begin, last_end_ - begin);
+  expect(";");
+  for (char& c : text) c = isspace(uint8_t(c)) ? ' ' : c;
+  instruction.text = text.size() > 150 ? text.substr(0, 100) + " ... " + text.substr(text.size() - 40) : text;
+  if (opcode == "ret" || opcode == "exit") {
     instruction.flow = Flow::exit;
-  } else {
-    for (const string& part : split(rest)) operand_group(instruction, part);
+  } else if (!branches) {
     decode(opcode, instruction, *kernel_);
   }
   for (size_t group = 0; group < instruction.groups.size(); group++) {
@@ -458,32 +400,35 @@ void Parser::statement(const string& text) {
 // ---- operands
 
 // a   {a, b}   [a+16]   [map, {x, y}]   a|b
-void Parser::operand_group(Instruction& instruction, const string& text) {
+void Parser::operand_group(Instruction& instruction) {
   const int first = int(instruction.operands.size());
-  auto add = [&](const string& list) {
-    for (const string& one : split(list)) instruction.operands.push_back(operand(one));
+  auto add = [&](const char* separator) {
+    do instruction.operands.push_back(operand());
+    while (accept(separator));
   };
-  auto inside = [](const string& bracketed) { return bracketed.substr(1, bracketed.size() - 2); };
-  if (text[0] == '{') {
-    add(inside(text));
-  } else if (text[0] == '[') {
-    const vector<string> parts = split(inside(text));
-    string address = parts.at(0);
-    int64_t displacement = 0;
-    if (const size_t plus = address.find('+'); plus != string::npos && find_register(address.substr(0, plus)) >= 0) {
-      displacement = int64_t(number(address.substr(plus + 1)));
-      address.resize(plus);
+  if (accept("{")) {
+    add(",");
+    expect("}");
+  } else if (accept("[")) {
+    instruction.operands.push_back(operand());
+    if (accept("+")) instruction.operands.back().displacement = int64_t(number(sum()));
+    if (accept(",")) {
+      expect("{");
+      add(",");
+      expect("}");
     }
-    instruction.operands.push_back(operand(address));
-    instruction.operands.back().displacement = displacement;
-    if (parts.size() > 1) add(inside(parts[1]));
-  } else if (const size_t bar = text.find('|'); bar != string::npos) {
-    instruction.operands.push_back(operand(text.substr(0, bar)));
-    instruction.operands.push_back(operand(text.substr(bar + 1)));
+    expect("]");
   } else {
-    add(text);
+    add("|");
   }
   instruction.groups.push_back({first, int(instruction.operands.size()) - first});
+}
+
+// "16", or "1+2", which number() refuses.
+string Parser::sum() {
+  string text = take();
+  while (accept("+")) text += "+" + take();
+  return text;
 }
 
 // A constant as nvcc writes it: an integer, in decimal or after 0x, or the bits of a float32 after 0f and of a float64
@@ -498,23 +443,26 @@ uint64_t Parser::number(const string& text) {
   return text[0] == '-' ? 0 - size : size;
 }
 
-Operand Parser::operand(const string& text) {
+Operand Parser::operand() {
   Operand operand;
-  if (text == "_") {
+  if (accept("_")) {
     operand.sink = true;
     return operand;
   }
-  if (text[0] == '!') {
-    operand = this->operand(text.substr(1));
-    if (!operand.predicate || operand.negated) fail("only a predicate can be negated, not " + text.substr(1));
+  if (accept("!")) {
+    const string negated = token_;
+    operand = this->operand();
+    if (!operand.predicate || operand.negated) fail("only a predicate can be negated, not " + negated);
     operand.negated = true;
     return operand;
   }
-  if (is_number(text)) {
+  if (is_number(token_)) {
+    const string text = sum();
     operand.wide = true;
     operand.constant = constant(number(text), text);
     return operand;
   }
+  const string text = take();
   if (const int reg = find_register(text); reg >= 0) return register_operand(reg);
   if (text[0] == '%') {  // a special register: one of the kernel, filled before it begins
     const int reg = new_register(text, Type::u32);
@@ -535,12 +483,11 @@ Operand Parser::register_operand(int reg) {
 }
 
 // The address of a variable or parameter, with +offset.
-Operand Parser::symbol(const string& text) {
+Operand Parser::symbol(const string& name) {
   Operand operand;
   operand.wide = true;
-  const size_t plus = text.find('+');
-  const string name = text.substr(0, plus);
-  const int64_t offset = plus == string::npos ? 0 : int64_t(number(text.substr(plus + 1)));
+  const string added = accept("+") ? sum() : "0", text = name + "+" + added;
+  const int64_t offset = int64_t(number(added));
   if (auto found = parameters_.find(name); found != parameters_.end()) {
     operand.constant = constant(found->second + offset, text);
     return operand;
@@ -552,9 +499,9 @@ Operand Parser::symbol(const string& text) {
   if (auto found = module_variables_.find(name); !variable && found != module_variables_.end()) {
     variable = &found->second;
   }
-  if (!variable) fail("no symbol " + text);
+  if (!variable) fail("no symbol " + name);
 
-  if (variable->space == Variable::shared && variable->is_extern) {
+  if (variable->space == Variable::shared && variable->bytes == 0) {
     const bool fresh = !constants_.count(text);
     operand.constant = constant(offset, text);
     if (fresh) dynamic_addresses_.push_back(constants_[text]);
