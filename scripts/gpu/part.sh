@@ -35,13 +35,11 @@ has_hopper() { [ -n "$rehearse" ] || [ "$(capabilities)" = 9.0 ]; }
 own_shards() {
   [ -z "$train_shards" ] || return 0
   train_shards=$work/random.bin val_shards=$work/random.bin
-  python3 - "$train_shards" "$1" "$2" << 'PYTHON'
-import array, random, sys
+  PYTHONPATH=scripts python3 - "$train_shards" "$1" "$2" << 'PYTHON'
+import random, shards, sys
 path, vocab, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 numbers = random.Random(1)
-with open(path, "wb") as file:
-  file.write(array.array("i", [20240520, 1, tokens] + [0] * 253).tobytes())
-  file.write(array.array("H", (int(vocab * numbers.random() ** 3) for _ in range(tokens))).tobytes())
+shards.write(path, "tokens", (int(vocab * numbers.random() ** 3) for _ in range(tokens)))
 PYTHON
 }
 
