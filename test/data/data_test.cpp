@@ -376,17 +376,20 @@ struct Loading : Shards {
     EXPECT_EQ(batch.inputs, inputs);
     EXPECT_EQ(batch.targets, targets);
   }
+  static void expect_order(const WindowReader& r, int64_t steps, LoaderSettings s) {
+    for (bool shuffle : {false, true}) {
+      s.shuffle = shuffle;
+      Loader loader(r, s);
+      for (int64_t step = 0; step < steps; step++)
+        for (int m = 0; m < s.micro_steps; m++) expect_batch(loader.next(), r, s, step, m);
+    }
+  }
 };
 
 TEST_F(Loading, GivesTheFixedOrder) {
   WindowReader r = reader();
   ASSERT_EQ(r.windows(), 37);
-  for (bool shuffle : {false, true}) {
-    LoaderSettings s{.T = T, .micro = 3, .micro_steps = 2, .rank = 1, .ranks = 2, .shuffle = shuffle, .seed = 7};
-    Loader loader(r, s);
-    for (int64_t step = 0; step < 20; step++)
-      for (int m = 0; m < 2; m++) expect_batch(loader.next(), r, s, step, m);
-  }
+  expect_order(r, 20, {.T = T, .micro = 3, .micro_steps = 2, .rank = 1, .ranks = 2, .seed = 7});
 }
 
 TEST_F(Loading, SeeksToAnyStep) {
@@ -418,12 +421,7 @@ TEST_F(Loading, ABatchLargerThanAllTheDataWrapsAround) {
   add("small.bin", numbers(13));
   WindowReader r(open({"small.bin"}), T, 65536);
   ASSERT_EQ(r.windows(), 3);
-  for (bool shuffle : {false, true}) {
-    LoaderSettings s{.T = T, .micro = 10, .micro_steps = 2, .shuffle = shuffle, .seed = 1};
-    Loader loader(r, s);
-    for (int64_t step = 0; step < 3; step++)
-      for (int m = 0; m < 2; m++) expect_batch(loader.next(), r, s, step, m);
-  }
+  expect_order(r, 3, {.T = T, .micro = 10, .micro_steps = 2, .seed = 1});
 }
 
 TEST_F(Loading, ABatchIsUnchangedUntilTheNext) {
