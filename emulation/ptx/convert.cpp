@@ -30,11 +30,7 @@ uint64_t integer_of(double x, Type type, Type from) {
   return is_signed(type) ? uint64_t(int64_t(x)) : uint64_t(x);
 }
 
-struct Modifiers {
-  int rounding = FE_TONEAREST;
-  bool to_integer = false, saturate = false, flush = false;
-};
-// In `variant` of an instruction.
+// Modifiers, in `variant` of an instruction; ROUNDING masks an index of ROUNDINGS.
 enum : int { ROUNDING = 15, TO_INTEGER = 16, SATURATE = 32, FLUSH = 64 };
 constexpr int ROUNDINGS[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
 
@@ -68,35 +64,33 @@ double odd_of_integer(uint64_t bits, Type from) {
   return negative ? -double(size) : double(size);
 }
 
-uint64_t converted(uint64_t bits, Type to, Type from, const Modifiers& with) {
+uint64_t converted(uint64_t bits, Type to, Type from, int with) {
+  const int rounding = ROUNDINGS[with & ROUNDING];
   double x;
   if (is_float(from)) {
     x = float_value(bits, from);
-    if (with.flush && from == Type::f32) x = flushed(float(x));
+    if (with & FLUSH && from == Type::f32) x = flushed(float(x));
   } else {
     bits = truncated(bits, from);
     if (!is_float(to)) return truncated(bits, to);
-    x = to == Type::f64 ? double_of_integer(bits, from, with.rounding) : odd_of_integer(bits, from);
+    x = to == Type::f64 ? double_of_integer(bits, from, rounding) : odd_of_integer(bits, from);
   }
-  if (with.to_integer) {
-    const Rounding during(with.rounding);
+  if (with & TO_INTEGER) {
+    const Rounding during(rounding);
     volatile double exact = x;
     x = std::nearbyint(exact);
   }
   if (!is_float(to)) return truncated(integer_of(x, to, from), to);
-  if (with.saturate) x = x > 0 ? std::min(x, 1.0) : 0.0;  // NaN and -0 become +0
-  const uint64_t result = float_bits(x, to, with.rounding);
-  return with.flush && to == Type::f32 ? bits_of(flushed(float_of(uint32_t(result)))) : result;
+  if (with & SATURATE) x = x > 0 ? std::min(x, 1.0) : 0.0;  // NaN and -0 become +0
+  const uint64_t result = float_bits(x, to, rounding);
+  return with & FLUSH && to == Type::f32 ? bits_of(flushed(float_of(uint32_t(result)))) : result;
 }
 
 void convert(Context& context, const Instruction& instruction, Mask mask) {
-  const Modifiers with = {.rounding = ROUNDINGS[instruction.variant & ROUNDING],
-                          .to_integer = bool(instruction.variant & TO_INTEGER),
-                          .saturate = bool(instruction.variant & SATURATE),
-                          .flush = bool(instruction.variant & FLUSH)};
   for_lanes(mask, [&](int lane) {
     const uint64_t bits = value(context, instruction.operand(1), lane);
-    put_lane(context, instruction.operand(0), lane, converted(bits, instruction.type, instruction.from, with));
+    put_lane(context, instruction.operand(0), lane,
+             converted(bits, instruction.type, instruction.from, instruction.variant));
   });
 }
 
