@@ -155,7 +155,9 @@ void run_kernel(const Kernel& kernel, Shape grid, Shape threads, void** argument
 
 // ---- functions of the instructions' files that the schedule calls
 void run_product(Context& context, Product& product);  // wgmma.cpp
-void complete_load(Block& block, size_t n);            // copies.cpp
+// warp.cpp: a left operand [16, 16] in registers, a group of operands with the layout of mma.m16n8k16
+void read_fragments(Context& context, const Instruction& instruction, int group, float (*to)[16]);
+void complete_load(Block& block, size_t n);  // copies.cpp
 void complete_store(Block& block, BulkStore& store);
 void complete_copies(Context& context, int lane, int keep_groups);                       // cp.async; -1: all
 Mbarrier* find_mbarrier(Context& context, const Instruction& instruction, uint32_t at);  // mbarrier.cpp; null: noticed

@@ -80,13 +80,9 @@ void load_matrices(Context& context, const Instruction& instruction, Mask mask) 
 void multiply(Context& context, const Instruction& instruction, Mask mask) {
   if (mask != ALL_LANES) notice("mma without all lanes", context, instruction);
   float a[16][16], b[16][8], results[4][LANES];
+  read_fragments(context, instruction, 1, a);
   for (int lane = 0; lane < LANES; lane++) {
     const int group = lane / 4, pair = 2 * (lane % 4);
-    for (int i = 0; i < 4; i++) {
-      const uint32_t bits = values<uint32_t>(context, instruction.operand(1, i))[lane];
-      float* to = &a[group + 8 * (i & 1)][pair + 8 * (i >> 1)];
-      to[0] = float_of_bf16(uint16_t(bits)), to[1] = float_of_bf16(uint16_t(bits >> 16));
-    }
     for (int i = 0; i < 2; i++) {
       const uint32_t bits = values<uint32_t>(context, instruction.operand(2, i))[lane];
       b[pair + 8 * i][group] = float_of_bf16(uint16_t(bits)),
@@ -109,6 +105,16 @@ void multiply(Context& context, const Instruction& instruction, Mask mask) {
 }
 
 }  // namespace
+
+void read_fragments(Context& context, const Instruction& instruction, int group, float (*to)[16]) {
+  for (int r = 0; r < 4; r++) {
+    const uint32_t* bits = values<uint32_t>(context, instruction.operand(group, r));
+    for (int lane = 0; lane < LANES; lane++) {
+      float* pair = &to[lane / 4 + 8 * (r & 1)][lane % 4 * 2 + 8 * (r >> 1)];
+      pair[0] = float_of_bf16(uint16_t(bits[lane])), pair[1] = float_of_bf16(uint16_t(bits[lane] >> 16));
+    }
+  }
+}
 
 bool decode_warp(Opcode opcode, Instruction& instruction) {
   const std::string &base = opcode.base(), &text = opcode.text();

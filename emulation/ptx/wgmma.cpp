@@ -81,17 +81,6 @@ bool read_tile(Context& context, const Product& product, uint64_t bits, bool alo
   return true;
 }
 
-// The left operand's fragments have the register layout of mma.m16n8k16.
-void read_registers(Context& context, const Instruction& instruction, float (*to)[DEPTH]) {
-  for (int r = 0; r < 4; r++) {
-    const uint32_t* bits = values<uint32_t>(context, instruction.operand(LEFT, r));
-    for (int lane = 0; lane < LANES; lane++) {
-      float* pair = &to[lane / 4 + 8 * (r & 1)][lane % 4 * 2 + 8 * (r >> 1)];
-      pair[0] = float_of_bf16(uint16_t(bits[lane])), pair[1] = float_of_bf16(uint16_t(bits[lane] >> 16));
-    }
-  }
-}
-
 template <class T> T uniform(Context& context, const Instruction& instruction, const Operand& operand) {
   const T* all = values<T>(context, operand);
   if (!std::all_of(all, all + LANES, [&](T one) { return one == all[0]; })) {
@@ -218,7 +207,7 @@ void run_product(Context& context, Product& product) {
   static float left[ROWS][DEPTH], right[MOST_COLUMNS][DEPTH];
   bool known = true;
   if (registers) {
-    read_registers(context, instruction, left);
+    read_fragments(context, instruction, LEFT, left);
   } else {
     known = read_tile(context, product, product.left, immediate(instruction, TRANSPOSE), context.warp.id % 4 * ROWS,
                       ROWS, left);
