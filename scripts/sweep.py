@@ -21,7 +21,6 @@ import os
 import re
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
