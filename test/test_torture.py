@@ -118,7 +118,7 @@ class Tortured(RankRuns):
       self.write(f"labels3_{name}.bin", label_file([token / 128 for token in tokens * 3], 3))
     for name in "ab":
       self.write(f"{name}.bin", task_file(questions(7, name)))
-    self.write_vocabulary("vocabulary")
+    self.write_vocabulary("vocabulary", encodes=False)
 
   def draw(self):
     self.ranks_asked = self.chance.randint(1, 4)

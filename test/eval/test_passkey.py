@@ -29,7 +29,6 @@ class Passkey(Workspace, ScriptTest):
   def vocabulary(self):
     """Settings for GPT-2's tokenizer with few merges, in the folder "vocabulary"."""
     size = len(self.write_vocabulary("vocabulary"))
-    self.needs_pcre2("vocabulary")
     return {"generate__tokenizer": "gpt2", "generate__tokenizer_dir": "vocabulary", "model__vocab": size}
 
   def test_bad_input(self):

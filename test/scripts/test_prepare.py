@@ -313,7 +313,6 @@ class PrepareGpt2(Prepare):
   def setUp(self):
     super().setUp()
     self.vocabulary = self.write_vocabulary("")
-    self.needs_pcre2("")
 
   def prepare(self, *args, code=0, **options):
     return self.run_script("prepare_text.py", "--out", self.out, "--name", "x", "--tokenizer", "gpt2",
@@ -418,7 +417,6 @@ class Answers(Prepare, Workspace):
 
   def test_a_training_is_that_of_labels_made_by_hand(self):
     self.write_vocabulary("")
-    self.needs_pcre2("")
     for tokenizer, first, vocab in (("bytes", [], 256), ("gpt2", [SEPARATOR], 268)):
       with self.subTest(tokenizer):
         self.make(tokenizer, "--val-every", "3", "--shard-tokens", "177")
@@ -448,7 +446,6 @@ class Answers(Prepare, Workspace):
 
   def test_a_token_of_both_is_predicted_with_a_warning(self):
     self.write_vocabulary("")
-    self.needs_pcre2("")
     self.make("gpt2", "--val-fraction", "0", pairs=[("hello ", "world")])
     self.assertEqual(self.labels("x_labels_train_000000.bin"), [65535, SPACE_WORLD, 65535])
     self.assert_error("train: tokens with text of both a prompt and its answer: 1;", "begin the answer with it")
@@ -465,7 +462,7 @@ class Answers(Prepare, Workspace):
       self.assertEqual(self.files(), [])
     self.prepare(self.write("a.txt", good), code=2)
     self.assert_error("--answer-field a: ", "a.txt is not called .jsonl", "--jsonl")
-    self.write_vocabulary("")
+    self.write_vocabulary("", encodes=False)
     self.make("gpt2", pairs=[("<|endoftext|>1", "2")], code=2)
     self.assert_error("a.jsonl, line 1 has <|endoftext|>; remove it")
 
