@@ -1,7 +1,6 @@
 #include "checkpoint/metrics.h"
 
 #include <chrono>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
 

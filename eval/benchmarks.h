@@ -7,7 +7,6 @@
 //   acc_norm_tokens  over its tokens
 // and of equal ones the first. This is what lm-eval computes (acc, acc_norm, acc_bytes) and llm.c (acc_norm_tokens).
 #pragma once
-#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>

@@ -11,7 +11,6 @@
 // Windows of L tokens do not overlap. With diagnostics.start = any they are those of an evaluation; with document each
 // begins at a token 50256. Memory is linear in L. Ranks take batches of windows in turn, and all get the result.
 #pragma once
-#include <string>
 #include <vector>
 
 #include "data/shards.h"

@@ -1,6 +1,5 @@
 // The device that the program runs on.
 #pragma once
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 

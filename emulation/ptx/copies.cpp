@@ -1,7 +1,6 @@
 // Asynchronous copies: cp.async, cp.async.bulk and cp.async.bulk.tensor (PTX ISA "Data Movement and Conversion
 // Instructions: Asynchronous copy"). From the instruction to its completion the destination is poison and must not be
 // used.
-#include <algorithm>
 #include <cstring>
 #include "emulation/ptx/decode.h"
 #include "emulation/ptx/machine.h"
