@@ -338,8 +338,8 @@ template <class Maths> struct Threshold : PolicyDefaults {
 };
 template <class Maths> struct PolicyOf<Kind::threshold, Maths> : OnePolicy<Threshold<Maths>> {};
 
-// p and dz of the score of query i and key j, from 1, with any form of grad(); finish_gradient(): from a z that weight() has
-// made p where it can.
+// p and dz of the score of query i and key j, from 1, with any form of grad(); finish_gradient(): from a z that
+// weight() has made p where it can.
 template <class Policy>
 __device__ __forceinline__ void finish_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
                                                 float& dz, float i, float j) {
