@@ -32,7 +32,6 @@ __device__ __forceinline__ void keep_weights(unsigned (&operand)[4], int n, int 
 template <bool KEYS, class Mask, int M, int N>
 __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mask, int held0, int stream0,
                                             const Fragment& mine = {}) {
-  if (mask.template leaves<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N)) return;
   if constexpr (Mask::ADDS) {
     if (mask.adds()) {
       float origin = mask.c(held0 + mine.first).x;
@@ -48,14 +47,19 @@ __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mas
       });
     }
   }
-  for_rows<M>([&](int m, int half) {
+  if (mask.template leaves<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N)) return;
+  auto hide = [&](auto sees) {
+    for_rows<M>([&](int m, int half) {
 #pragma unroll
-    for (int n = 0; n < N; n++)
+      for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int c = 0; c < 2; c++)
-        if (!mask.template sees<KEYS>(held0 + mine.row(half, m), stream0 + mine.column(n) + c))
-          z[m][n][2 * half + c] = -INFINITY;
-  });
+        for (int c = 0; c < 2; c++)
+          if (!sees(held0 + mine.row(half, m), stream0 + mine.column(n) + c)) z[m][n][2 * half + c] = -INFINITY;
+    });
+  };
+  if (mask.template cuts<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N))
+    hide([&](int held, int streamed) { return mask.template sees<KEYS>(held, streamed); });
+  else hide([&](int held, int streamed) { return mask.Causal::template sees<KEYS>(held, streamed); });
 }
 
 // With a policy of a file: z = what weigh() takes, of the warp's queries, counted from i0, and keys from j0 on.

@@ -77,7 +77,7 @@ struct WindowOrBias : Causal {
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return min(i + 1, window + sinks); }
   template <bool KEYS> __device__ __forceinline__ bool leaves(int held0, int rows, int stream0, int columns) const {
-    return !bias && Causal::leaves<KEYS>(held0, rows, stream0, columns) && !cuts<KEYS>(held0, rows, stream0, columns);
+    return Causal::leaves<KEYS>(held0, rows, stream0, columns) && !cuts<KEYS>(held0, rows, stream0, columns);
   }
   template <bool KEYS> __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
     if (KEYS) return cuts<false>(stream0, columns, held0, rows);
@@ -85,7 +85,7 @@ struct WindowOrBias : Causal {
   }
   template <bool KEYS> __device__ __forceinline__ bool sees(int held, int streamed) const {
     if (KEYS) return sees<false>(streamed, held);
-    return streamed <= held && (held - window < streamed || streamed < sinks);
+    return (streamed <= held) & ((held - window < streamed) | (streamed < sinks));  // && and || would be branches
   }
   __device__ __forceinline__ bool adds() const { return bias; }
   __device__ __forceinline__ float2 c(int row) const { return bias[min(row, T - 1)]; }

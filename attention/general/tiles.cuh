@@ -167,7 +167,6 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* 
 // Scores z[x][e] of held rows from held0 and streamed rows from stream0 as the mask wants them; KEYS: keys are held.
 template <class Tile, bool KEYS, class Mask>
 __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::X][E], const Mask& mask, int held0, int stream0) {
-  if (mask.template leaves<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM)) return;
   ScorePlace<Tile> mine;
   int first = held0 + mine.held;
   if constexpr (Mask::ADDS) {
@@ -180,6 +179,7 @@ __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::X][E], const Mask& 
       }
     }
   }
+  if (mask.template leaves<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM)) return;
   auto hide = [&](auto sees) {
     for (int x = 0; x < Tile::X; x++) {
       int streamed = stream0 + mine.streamed(x);
