@@ -16,7 +16,7 @@ struct KernelSettings {
   float offset = 0, log_context = 0;
   int offset_free_rows = 0;
   float sink = 0;                           // logit of the sink where none is learned: 0, or -inf for no sink
-  int window = NO_WINDOW, sink_tokens = 0;  // of WindowOrBias (masks.cuh)
+  int window = NO_WINDOW, sink_tokens = 0;  // of Window (masks.cuh)
   const float2* bias = nullptr;             // c [B, H, T], or nullptr
   float per_unit = 1;                       // 1 / score_unit(kind)
   float threshold = 0;

@@ -33,19 +33,17 @@ template <bool KEYS, class Mask, int M, int N>
 __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mask, int held0, int stream0,
                                             const Fragment& mine = {}) {
   if constexpr (Mask::ADDS) {
-    if (mask.adds()) {
-      float origin = mask.c(held0 + mine.first).x;
-      for_rows<M>([&](int m, int half) {
-        float held = mask.from(mask.c(held0 + mine.row(half, m)), origin);
+    float origin = mask.c(held0 + mine.first).x;
+    for_rows<M>([&](int m, int half) {
+      float held = mask.from(mask.c(held0 + mine.row(half, m)), origin);
 #pragma unroll
-        for (int n = 0; n < N; n++)
+      for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int c = 0; c < 2; c++) {
-            float streamed = mask.from(mask.c(stream0 + mine.column(n) + c), origin), &score = z[m][n][2 * half + c];
-            score = mask.template add<KEYS>(score, held, streamed);
-          }
-      });
-    }
+        for (int c = 0; c < 2; c++) {
+          float streamed = mask.from(mask.c(stream0 + mine.column(n) + c), origin), &score = z[m][n][2 * half + c];
+          score = mask.template add<KEYS>(score, held, streamed);
+        }
+    });
   }
   if (mask.template leaves<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N)) return;
   auto hide = [&](auto sees) {

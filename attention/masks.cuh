@@ -11,8 +11,8 @@
 //   leaves<KEYS>(held0, rows, stream0, columns)   whether these scores stay as they are
 //   cuts<KEYS>(held0, rows, stream0, columns)     whether one of these queries may not see one of these keys j <= i
 //   sees<KEYS>(held, streamed)                    any other score is -inf
-//   ADDS, adds()   whether z_ij is add<KEYS>(z_ij, from(c(held), o), from(c(streamed), o)) before that, with o = c(r).x
-//                  of one held row r; backward kernels then sum the gradients of scores by query and key
+//   ADDS   whether z_ij is add<KEYS>(z_ij, from(c(held), o), from(c(streamed), o)) before that, with o = c(r).x of one
+//          held row r; backward kernels then sum the gradients of scores by query and key
 #pragma once
 #include "attention/family.h"
 
@@ -55,18 +55,12 @@ struct Causal {
   }
 };
 
-// Query i sees the keys j <= i that are among its last `window` or the first `sink_tokens`. c: KernelSettings::bias.
-struct WindowOrBias : Causal {
-  static constexpr bool ADDS = true, EVEN = true;
+// Query i sees the keys j <= i that are among its last `window` or the first `sink_tokens`.
+struct Window : Causal {
+  static constexpr bool EVEN = true;
   int window, sinks;
-  const float2* bias;
-  float per_unit;
-  __host__ __device__ WindowOrBias(const KernelSettings& s, int T, size_t head)
-      : Causal(s, T, head),
-        window(s.window),
-        sinks(s.sink_tokens),
-        bias(s.bias ? s.bias + head * T : nullptr),
-        per_unit(s.per_unit) {}
+  __host__ __device__ Window(const KernelSettings& s, int T, size_t head)
+      : Causal(s, T, head), window(s.window), sinks(s.sink_tokens) {}
   template <int STREAM>
   __host__ __device__ __forceinline__ StreamedTiles<STREAM, true> key_tiles(int i0, int rows) const {
     int far = max(i0 - window + 1, 0) / STREAM * STREAM, near = min((sinks + STREAM - 1) / STREAM * STREAM, far);
@@ -87,7 +81,15 @@ struct WindowOrBias : Causal {
     if (KEYS) return sees<false>(streamed, held);
     return (streamed <= held) & ((held - window < streamed) | (streamed < sinks));  // && and || would be branches
   }
-  __device__ __forceinline__ bool adds() const { return bias; }
+};
+
+// The same, and c_i - c_j is added to z_ij, where c is KernelSettings::bias.
+struct Biased : Window {
+  static constexpr bool ADDS = true;
+  const float2* bias;
+  float per_unit;
+  __host__ __device__ Biased(const KernelSettings& s, int T, size_t head)
+      : Window(s, T, head), bias(s.bias ? s.bias + head * T : nullptr), per_unit(s.per_unit) {}
   __device__ __forceinline__ float2 c(int row) const { return bias[min(row, T - 1)]; }
   // c.x - origin is exact within a factor of 2 of the origin, and there c_i - c_j keeps its last digits
   __device__ __forceinline__ float from(float2 c, float origin) const { return (c.x - origin) + c.y; }

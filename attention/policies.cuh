@@ -47,7 +47,8 @@ template <class Policy> struct OnePolicy {
 // f.operator()<Policy, Mask>(), with what a call's settings need.
 template <class Policies, class Call, class F> void with_policy_and_mask(const Call& c, F f) {
   Policies::choose(c.settings, [&]<class Policy>() {
-    if (c.call.window_or_bias()) f.template operator()<Policy, WindowOrBias>();
+    if (c.settings.bias) f.template operator()<Policy, Biased>();
+    else if (c.call.window_or_bias()) f.template operator()<Policy, Window>();
     else f.template operator()<Policy, Causal>();
   });
 }

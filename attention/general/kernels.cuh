@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 
     // Sums for the bias, and for dk and dv
     if constexpr (Mask::ADDS)
-      if (mask.adds()) add_held_row_sums<Tile>(dz_sums, dz_tile);
+      if (mask.bias) add_held_row_sums<Tile>(dz_sums, dz_tile);
     if (ours.channel >= width) continue;
     add_sums<Tile>(dk, dz_tile, stream_tiles);
     add_sums<Tile>(dv, p_tile, stream_tiles + Tile::STREAM_FLOATS);
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to + A, dv[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (mask.adds() && place.chunk == 0) store_held_row_sums<Tile>(dz_by_key + head + j0, dz_sums, shape.T - j0);
+    if (mask.bias && place.chunk == 0) store_held_row_sums<Tile>(dz_by_key + head + j0, dz_sums, shape.T - j0);
 }
 
 // Queries are held, keys stream past: dq = sum of dz k, over the keys that a query sees.
@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 
     // Sums for the bias, and for dq
     if constexpr (Mask::ADDS)
-      if (mask.adds()) add_held_row_sums<Tile>(dz_sums, dz_tile);
+      if (mask.bias) add_held_row_sums<Tile>(dz_sums, dz_tile);
     if (ours.channel < width) add_sums<Tile>(dq, dz_tile, stream_tiles);
   }
   for (int r = 0; r < R; r++) {
@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to, dq[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (mask.adds() && place.chunk == 0) store_held_row_sums<Tile>(dz_by_query + head + i0, dz_sums, shape.T - i0);
+    if (mask.bias && place.chunk == 0) store_held_row_sums<Tile>(dz_by_query + head + i0, dz_sums, shape.T - i0);
 
       // Sums for learned numbers: of the threads that share a row, always in the same order
 #pragma unroll
@@ -563,10 +563,10 @@ void general_diagnose(float* figures, const float* stats, const T* qkv, const At
 // ---- the family
 
 // A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for
-// WindowOrBias: some of these kernels would spill.
+// windows and biases: some of these kernels would spill.
 template <class T, Kind KIND> bool add_general_of() {
   using Policies = PolicyOf<KIND, FullMaths>;
-  using Mask = std::conditional_t<on_cpu, WindowOrBias, Causal>;
+  using Mask = std::conditional_t<on_cpu, Biased, Causal>;
   Family<T> f = {.name = "general", .order = 3};
   f.suits_device = [] { return true; };
   f.supports = [](const AttentionCall<T>& call, Addresses) { return on_cpu || !call.window_or_bias(); };

@@ -170,7 +170,7 @@ __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::X][E], const Mask& 
   ScorePlace<Tile> mine;
   int first = held0 + mine.held;
   if constexpr (Mask::ADDS) {
-    if (mask.adds()) {
+    if (mask.bias) {
       float held[E], origin = mask.c(first).x;
       for (int e = 0; e < E; e++) held[e] = mask.from(mask.c(first + e), origin);
       for (int x = 0; x < Tile::X; x++) {

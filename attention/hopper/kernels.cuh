@@ -31,7 +31,7 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
 
 template <class Policy, int DIM, int WAYS = 0>
 using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::OF_FILE), 1, 0, WAYS>;
-// The sums of dz that WindowOrBias takes leave registers for fewer queries, unless P is made in place of z.
+// The sums of dz that Biased takes leave registers for fewer queries, unless P is made in place of z.
 template <class Policy, int DIM, int WAYS = 0, class Mask = Causal>
 using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && !Policy::FROM_WEIGHT)), 2,
                             Policy::ROW_VALUES, WAYS>;
@@ -100,7 +100,7 @@ template <class Policy> bool hopper_supports(const AttentionCall<bf16>& call, Ad
   int D = call.shape.D;
   bool aligned = D % 8 == 0 && call.row_stride() % D == 0;
   for (const void* array : arrays) aligned = aligned && reinterpret_cast<size_t>(array) % 128 == 0;
-  return aligned && D <= hopper_widest(Policy::HEAVY, call.window_or_bias());
+  return aligned && D <= hopper_widest(Policy::HEAVY, call.settings.bias != Bias::none);
 }
 
 template <Kind KIND> bool add_hopper() {

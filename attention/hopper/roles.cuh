@@ -95,7 +95,7 @@ template <class Arguments, class Mask_, class Tile_> struct HopperPass {
   // With a bias: a.dz_sums = the held rows' sums of dz.
   __device__ __forceinline__ void store_sums_of_dz(float (&sums)[1][2]) const {
     if constexpr (Mask::ADDS)
-      if (mask.adds()) store_dz_sums(a.dz_sums + size_t(tile.head) * a.shape.T, block_row, a.shape.T, sums, mine);
+      store_dz_sums(a.dz_sums + size_t(tile.head) * a.shape.T, block_row, a.shape.T, sums, mine);
   }
   // load() where keys and values stream past; before them the keys alone, if there are two sweeps.
   static __device__ __forceinline__ void load_keys_and_values(Stages<Tile>& stages, const Arguments& a,

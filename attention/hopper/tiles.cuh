@@ -22,8 +22,8 @@ constexpr HopperSize hopper_forward_size(int width, int sweeps, bool of_file) {
   if (sweeps == 1 && !of_file) return {128, 4};  // the same ring, beside 64 KB of queries
   return {64, 8};  // two outputs of 128 channels, or one beside a formula, leave registers for 64 keys
 }
-// The widest heads: with a window or a bias dK and dV of two tensors of 128 channels spill where slopes are needed.
-constexpr int hopper_widest(int heavy, bool window_or_bias) { return heavy && window_or_bias ? 64 : 128; }
+// The widest heads: with a bias dK and dV of two tensors of 128 channels spill where slopes are needed.
+constexpr int hopper_widest(int heavy, bool biased) { return heavy && biased ? 64 : 128; }
 constexpr HopperSize hopper_keys_size(int width, int heavy) {
   if (width == 128) return {64, 4};  // 128 KB are held: a ring of 64 KB fits beside them
   if (heavy) return {64, 8};         // slopes of scores leave registers for 64 queries: 128 would spill

@@ -238,8 +238,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   T* to = dqkv + size_t(b) * shape.T * shape.qkv_stride + A + size_t(h) * shape.D;
   store_rows<Tile>(to, shape.qkv_stride, j0, shape, dk, my_keys);
   store_rows<Tile>(to + A, shape.qkv_stride, j0, shape, dv, my_values);
-  if constexpr (Mask::ADDS)
-    if (mask.adds()) store_dz_sums(dz_by_key + head, j0, shape.T, dz_sum);
+  if constexpr (Mask::ADDS) store_dz_sums(dz_by_key + head, j0, shape.T, dz_sum);
 }
 
 // Queries are held, keys and values stream past: dq = sum of dz k, over the keys that a query sees.
@@ -323,8 +322,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   }
   store_rows<Tile>(dqkv + size_t(b) * shape.T * shape.qkv_stride + size_t(h) * shape.D, shape.qkv_stride, i0, shape, dq,
                    my_queries);
-  if constexpr (Mask::ADDS)
-    if (mask.adds()) store_dz_sums(dz_by_query + head, i0, shape.T, dz_sum);
+  if constexpr (Mask::ADDS) store_dz_sums(dz_by_query + head, i0, shape.T, dz_sum);
   store_learned_sums<Policy>(settings.learned_sums + head, count, i0, shape.T, learned);
 }
 

@@ -44,8 +44,8 @@ TEST(Masks, TilesAreThoseThatAreSeen) {
     for (int window : {0, 1, 2, 16, 17, 33, 64, 129})
       for (int sinks : {0, 1, 4, 16, 20, 200}) {
         AttentionSettings s{.window = window, .sink_tokens = window ? sinks : 0};
-        check_tiles<WindowOrBias, 32, 16>(s, T);
-        check_tiles<WindowOrBias, 16, 32>(s, T);
+        check_tiles<Window, 32, 16>(s, T);
+        check_tiles<Window, 16, 32>(s, T);
         if (window == 0) check_tiles<Causal, 32, 16>(s, T), check_tiles<Causal, 16, 32>(s, T);
       }
 }
@@ -53,7 +53,7 @@ TEST(Masks, TilesAreThoseThatAreSeen) {
 // With a window the tiles grow as T does; without one as its square.
 TEST(Masks, AWindowIsLinearInTheLength) {
   auto tiles = [](int window, int T) {
-    WindowOrBias mask({.window = window, .sink_tokens = 4}, T, 0);
+    Window mask({.window = window, .sink_tokens = 4}, T, 0);
     int64_t count = 0;
     for (int i0 = 0; i0 < T; i0 += 32) {
       auto keys = mask.key_tiles<64>(i0, 32);
@@ -87,10 +87,10 @@ template <class Mask> static double fullest_block(int T, int heads, int window) 
 }
 TEST(Masks, RowTilesAreSharedEvenly) {
   for (int T : {100, 300, 640, 1024})
-    for (int heads : {1, 3, 12}) fullest_block<Causal>(T, heads, NO_WINDOW), fullest_block<WindowOrBias>(T, heads, 200);
+    for (int heads : {1, 3, 12}) fullest_block<Causal>(T, heads, NO_WINDOW), fullest_block<Window>(T, heads, 200);
   EXPECT_LT(fullest_block<Causal>(1024, 384, NO_WINDOW), 1.05);
-  for (int window : {NO_WINDOW, 256}) EXPECT_LT(fullest_block<WindowOrBias>(1024, 384, window), 1.05) << window;
-  for (int window : {NO_WINDOW, 1024, 4096}) EXPECT_LT(fullest_block<WindowOrBias>(16384, 24, window), 1.05) << window;
+  for (int window : {NO_WINDOW, 256}) EXPECT_LT(fullest_block<Window>(1024, 384, window), 1.05) << window;
+  for (int window : {NO_WINDOW, 1024, 4096}) EXPECT_LT(fullest_block<Window>(16384, 24, window), 1.05) << window;
 }
 
 // On a GPU windows and biases need the kernels for tensor cores; on the CPU nothing is refused.
