@@ -31,7 +31,7 @@ template <class Real> struct LayerActivations {
   float* qk_norms;                       // [N, 2, H] or nullptr
   float* att_norms;                      // [N, H] or nullptr
   float* att_stats;                      // [statistics, B, H, T]
-  float2* bias;                          // [B, H, T] or nullptr
+  float* bias;                           // [bias_floats()] or nullptr
 };
 
 inline constexpr size_t GATE_FIGURES = GATE_FIGURE_BLOCKS * GateFigure::COUNT;
@@ -104,8 +104,10 @@ template <class Real> struct Activations {
       if (layers[l].columns.G) plan.alias(&layers[l].ungated, &layers[l].att), gated_att = N * A;
     by_layer(
         &Layer::att_stats, [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); }, keep);
+    size_t bias = N / m.context * m.heads * bias_floats(m.context);
+    if (!training) bias = 4 * N * m.heads;  // for sequences of any length
     by_layer(
-        &Layer::bias, [&](int l) { return attention[l].bias == Bias::none ? 0 : N * m.heads; }, keep);
+        &Layer::bias, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; }, keep);
     per_layer(&Layer::fc, N * F, keep);
     per_layer(&Layer::gelu, N * F, keep_gelu);
     plan.add(&x_final, N * C, category);

@@ -42,8 +42,8 @@ template <class T> struct AttentionCall {
   float* dsink = nullptr;                  // +=
   const T* learned[MOST_PARAMETERS] = {};  // KindFile::learned; without one its initial value holds
   float* dlearned[MOST_PARAMETERS] = {};   // +=
-  // c [B, H, T] (bias.cuh), each number the sum of two: scores are q_i . k_j + (c_i - c_j) / score_unit(kind)
-  const float2* bias = nullptr;
+  // c [B, H, bias_floats(T)] and BIAS_SLACK floats (below): scores are q_i . k_j + c_i - c_j
+  const float* bias = nullptr;
   // Of the preparation, as in prepare.cuh; either may be nullptr.
   const float2* rope = nullptr;
   float* norms = nullptr;
@@ -58,6 +58,15 @@ bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out
 // Throws a user_error that names the key if this build has no kernels for these settings. Call it once the
 // configuration has been read. diagnoses: attention_diagnose() will be called; gpu: for tests.
 void attention_check(const AttentionSettings& settings, int D, bool fp32, bool diagnoses = false, bool gpu = !on_cpu);
+
+// The bias c of a head, in units of score_unit(kind), is three arrays: origins, sums of two floats that BIAS_ROWS
+// positions share (c may reach -100,000, where floats are 0.008 apart); for each position its difference from its origin;
+// and what that float lost, which kernels on tensor cores do not read. They read whole tiles of up to BIAS_SLACK
+// positions, so beyond the last array too.
+constexpr int BIAS_ROWS = 64, BIAS_SLACK = 128;
+__host__ __device__ constexpr int bias_origins(int T) { return (T + BIAS_ROWS - 1) / BIAS_ROWS * 2; }  // their floats
+__host__ __device__ constexpr int bias_floats(int T) { return bias_origins(T) + 2 * T; }               // at most 4 T
+inline size_t bias_floats(const AttentionShape& s) { return size_t(s.B) * s.H * bias_floats(s.T) + BIAS_SLACK; }
 
 // Floats saved per row (b, h, t) for the backward, as one [B, H, T] array after the other (then, for lssar, a vector of
 // D floats per row).

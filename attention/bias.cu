@@ -18,34 +18,44 @@ template <Bias BIAS> struct Step {
   __device__ static float slope(float x) { return -SIGN * FullMaths::sigmoid(SIGN * x); }
 };
 
-// g(t, the sum of f(0 .. t)) for all t < T, by a block; from the last position to the first if BACKWARD.
-template <bool BACKWARD, class F, class G> __device__ void running_sums(int T, F f, G g) {
+// g(t, the sum of f(0 .. t)) for all t < T, by a block; from the last position to the first if BACKWARD. With several g
+// all threads have called one before any calls the next.
+template <bool BACKWARD, class F, class... G> __device__ void running_sums(int T, F f, G... g) {
   __shared__ double parts[THREADS];
   int size = (T + THREADS - 1) / THREADS, first = min(int(threadIdx.x) * size, T), end = min(first + size, T);
   auto position = [&](int n) { return BACKWARD ? T - 1 - n : n; };
   double sum = 0;
   for (int n = first; n < end; n++) sum += f(position(n));
   parts[threadIdx.x] = sum;
-  __syncthreads();
-  sum = 0;
-  for (int n = 0; n < int(threadIdx.x); n++) sum += parts[n];
-  for (int n = first; n < end; n++) g(position(n), sum += f(position(n)));
+  auto call = [&](auto g) {
+    __syncthreads();
+    sum = 0;
+    for (int n = 0; n < int(threadIdx.x); n++) sum += parts[n];
+    for (int n = first; n < end; n++) g(position(n), sum += f(position(n)));
+  };
+  (call(g), ...);
 }
 
 // c_t = -slope t with slope = 2^(-8 h / H), h = 1 .. H; the slope is a float, exact if it is a power of 2.
-__global__ void alibi_kernel(float2* c, int T) {
+__global__ void alibi_kernel(float* c, int T, double per_unit) {
   int h = blockIdx.x, H = gridDim.x;
-  c += (size_t(blockIdx.y) * H + h) * T;
-  float slope = exp2f(-8.0f * float(h + 1) / float(H));
-  for (int t = threadIdx.x; t < T; t += THREADS) c[t] = as_two_floats(-double(slope) * t);
+  c += (size_t(blockIdx.y) * H + h) * bias_floats(T);
+  double slope = exp2f(-8.0f * float(h + 1) / float(H)) * per_unit;
+  for (int t = threadIdx.x * BIAS_ROWS; t < T; t += THREADS * BIAS_ROWS) origin_of(c, t) = as_two_floats(-slope * t);
+  __syncthreads();
+  for (int t = threadIdx.x; t < T; t += THREADS) write_bias(c, T, t, -slope * t);
 }
 
-template <class T, Bias BIAS> __global__ void bias_forward_kernel(float2* c, Matrix<const T> logits, int T_) {
+template <class T, Bias BIAS>
+__global__ void bias_forward_kernel(float* c, Matrix<const T> logits, int T_, double per_unit) {
   int h = blockIdx.x, first = blockIdx.y * T_;
-  c += (size_t(blockIdx.y) * gridDim.x + h) * T_;
+  c += (size_t(blockIdx.y) * gridDim.x + h) * bias_floats(T_);
   running_sums<false>(
       T_, [&](int t) { return Step<BIAS>::value(to_float(*logits.at(first + t, h))); },
-      [&](int t, double sum) { c[t] = as_two_floats(sum); });
+      [&](int t, double sum) {
+        if (t % BIAS_ROWS == 0) origin_of(c, t) = as_two_floats(sum * per_unit);
+      },
+      [&](int t, double sum) { write_bias(c, T_, t, sum * per_unit); });
 }
 
 // dc_t = (sums by query - sums by key) / score_unit; c_i has the step at t if i >= t.
@@ -74,14 +84,17 @@ template <class F> void with_learned(Bias bias, F f) {
 
 }  // namespace
 
-template <class T> void bias_forward(float2* c, Matrix<const T> logits, const AttentionCall<T>& call) {
+template <class T> void bias_forward(float* c, Matrix<const T> logits, const AttentionCall<T>& call) {
   Bias bias = call.settings.bias;
   if (bias == Bias::none) return;
   dim3 grid(call.shape.H, call.shape.B);
-  if (bias == Bias::alibi) LAUNCH(alibi_kernel, grid, dim3(THREADS), 0, call.stream, c, call.shape.T);
+  double per_unit = 1 / score_unit(call.settings.kind);
+  float* slack = c + bias_floats(call.shape) - BIAS_SLACK;
+  CUDA_CHECK(cudaMemsetAsync(slack, 0, BIAS_SLACK * sizeof(float), call.stream));
+  if (bias == Bias::alibi) LAUNCH(alibi_kernel, grid, dim3(THREADS), 0, call.stream, c, call.shape.T, per_unit);
   else
     with_learned(bias, [&]<Bias BIAS>() {
-      LAUNCH((bias_forward_kernel<T, BIAS>), grid, dim3(THREADS), 0, call.stream, c, logits, call.shape.T);
+      LAUNCH((bias_forward_kernel<T, BIAS>), grid, dim3(THREADS), 0, call.stream, c, logits, call.shape.T, per_unit);
     });
 }
 
@@ -97,8 +110,8 @@ void bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void*
   });
 }
 
-#define INSTANTIATE(T)                                                           \
-  template void bias_forward(float2*, Matrix<const T>, const AttentionCall<T>&); \
+#define INSTANTIATE(T)                                                          \
+  template void bias_forward(float*, Matrix<const T>, const AttentionCall<T>&); \
   template void bias_backward(Matrix<T>, int, Matrix<const T>, void*, const AttentionCall<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

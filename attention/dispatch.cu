@@ -46,7 +46,6 @@ template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) 
                              .window = s.window > 0 ? s.window : NO_WINDOW,
                              .sink_tokens = s.sink_tokens,
                              .bias = s.bias == Bias::none ? nullptr : call.bias,
-                             .per_unit = float(1 / score_unit(s.kind)),
                              .threshold = float(s.threshold),
                              .heads = float(call.shape.H)};
   if (const KindFile* file = kind_file(s.kind)) {

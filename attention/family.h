@@ -17,8 +17,7 @@ struct KernelSettings {
   int offset_free_rows = 0;
   float sink = 0;                           // logit of the sink where none is learned: 0, or -inf for no sink
   int window = NO_WINDOW, sink_tokens = 0;  // of Window (masks.cuh)
-  const float2* bias = nullptr;             // c [B, H, T], or nullptr
-  float per_unit = 1;                       // 1 / score_unit(kind)
+  const float* bias = nullptr;              // c (attention.h), or nullptr
   float threshold = 0;
   // Of a kind that is a file (formula.cuh): its parameters, then the initial values of its learned numbers; those
   // numbers, [H] each of T, or nullptr; and where the backward pass leaves the sums of their gradients over a query's

@@ -27,25 +27,46 @@ __device__ __forceinline__ void keep_weights(unsigned (&operand)[4], int n, int 
   operand[half + n % 2 * 2] = pack_pair<T>(low, high);
 }
 
-// Scores z of the warp's held rows, counted from held0, and streamed rows from stream0 on as the mask wants them; KEYS:
-// keys are held.
+template <int M, int N> __device__ __forceinline__ void clear(float (&z)[M][N][4]) {
+  for_rows<M>([&](int m, int half) {
+#pragma unroll
+    for (int n = 0; n < N; n++) z[m][n][2 * half] = z[m][n][2 * half + 1] = 0;
+  });
+}
+
+// z = what the mask adds to the scores of the warp's held rows, counted from held0, and streamed rows from stream0 on,
+// or 0, for products to add to; KEYS: keys are held.
+template <bool KEYS, class Mask, int M, int N>
+__device__ __forceinline__ void begin_scores(float (&z)[M][N][4], const Mask& mask, int held0, int stream0,
+                                             const Fragment& mine = {}) {
+  if constexpr (!Mask::ADDS) {
+    clear(z);
+  } else {
+    constexpr int ALIKE = N < BIAS_ROWS / 8 ? N : BIAS_ROWS / 8;
+    static_assert(8 * N <= BIAS_SLACK && 16 * M <= BIAS_ROWS);
+    auto columns = reinterpret_cast<const float2*>(mask.c() + stream0 + mine.column(0));
+#pragma unroll
+    for (int first = 0; first < N; first += ALIKE) {  // columns of one origin
+      float apart = mask.apart(held0 + mine.first, stream0 + 8 * first), held[M][2];
+      for_rows<M>([&](int m, int half) { held[m][half] = mask.c()[held0 + mine.row(half, m)] + apart; });
+#pragma unroll
+      for (int n = first; n < first + ALIKE; n++) {
+        float2 c = columns[4 * n];
+        for_rows<M>([&](int m, int half) {
+          z[m][n][2 * half] = KEYS ? c.x - held[m][half] : held[m][half] - c.x;
+          z[m][n][2 * half + 1] = KEYS ? c.y - held[m][half] : held[m][half] - c.y;
+        });
+      }
+    }
+  }
+}
+
+// Hides scores z of the same rows as the mask wants it.
 template <bool KEYS, class Mask, int M, int N>
 __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mask, int held0, int stream0,
                                             const Fragment& mine = {}) {
-  if constexpr (Mask::ADDS) {
-    float origin = mask.c(held0 + mine.first).x;
-    for_rows<M>([&](int m, int half) {
-      float held = mask.from(mask.c(held0 + mine.row(half, m)), origin);
-#pragma unroll
-      for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-          float streamed = mask.from(mask.c(stream0 + mine.column(n) + c), origin), &score = z[m][n][2 * half + c];
-          score = mask.template add<KEYS>(score, held, streamed);
-        }
-    });
-  }
-  if (mask.template leaves<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N)) return;
+  bool cut = mask.template cuts<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N);
+  if (!cut && mask.template below<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N)) return;
   auto hide = [&](auto sees) {
     for_rows<M>([&](int m, int half) {
 #pragma unroll
@@ -55,8 +76,7 @@ __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mas
           if (!sees(held0 + mine.row(half, m), stream0 + mine.column(n) + c)) z[m][n][2 * half + c] = -INFINITY;
     });
   };
-  if (mask.template cuts<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N))
-    hide([&](int held, int streamed) { return mask.template sees<KEYS>(held, streamed); });
+  if (cut) hide([&](int held, int streamed) { return mask.template sees<KEYS>(held, streamed); });
   else hide([&](int held, int streamed) { return mask.Causal::template sees<KEYS>(held, streamed); });
 }
 

@@ -8,11 +8,12 @@
 //
 // and, of held rows from held0 and streamed rows from stream0 on, where keys are held (KEYS) or queries:
 //
-//   leaves<KEYS>(held0, rows, stream0, columns)   whether these scores stay as they are
+//   below<KEYS>(held0, rows, stream0, columns)    whether they lie below the diagonal: all keys j <= all queries i
 //   cuts<KEYS>(held0, rows, stream0, columns)     whether one of these queries may not see one of these keys j <= i
 //   sees<KEYS>(held, streamed)                    any other score is -inf
-//   ADDS   whether z_ij is add<KEYS>(z_ij, from(c(held), o), from(c(streamed), o)) before that, with o = c(r).x of one
-//          held row r; backward kernels then sum the gradients of scores by query and key
+//   ADDS                            whether c_i - c_j is added to z_ij before that; backward kernels then sum the
+//                                   gradients of scores by query and by key
+//   c()[row], apart(row, other), exact(row)    c less its origin's, the difference of two rows' origins, all of c
 #pragma once
 #include "attention/family.h"
 
@@ -46,7 +47,7 @@ struct Causal {
     return {j0 / STREAM * STREAM, T};
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return i + 1; }
-  template <bool KEYS> __device__ __forceinline__ bool leaves(int held0, int rows, int stream0, int columns) const {
+  template <bool KEYS> __device__ __forceinline__ bool below(int held0, int rows, int stream0, int columns) const {
     return KEYS ? held0 + rows - 1 <= stream0 : stream0 + columns - 1 <= held0;
   }
   template <bool KEYS> __device__ __forceinline__ bool cuts(int, int, int, int) const { return false; }
@@ -70,9 +71,6 @@ struct Window : Causal {
     return {j0 / STREAM * STREAM, j0 < sinks ? T : min(j0 + rows + window - 1, T)};
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return min(i + 1, window + sinks); }
-  template <bool KEYS> __device__ __forceinline__ bool leaves(int held0, int rows, int stream0, int columns) const {
-    return Causal::leaves<KEYS>(held0, rows, stream0, columns) && !cuts<KEYS>(held0, rows, stream0, columns);
-  }
   template <bool KEYS> __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
     if (KEYS) return cuts<false>(stream0, columns, held0, rows);
     return held0 + rows - window > stream0 && stream0 + columns > sinks;
@@ -83,17 +81,31 @@ struct Window : Causal {
   }
 };
 
-// The same, and c_i - c_j is added to z_ij, where c is KernelSettings::bias.
+// The same, and c_i - c_j is added to z_ij, where c is KernelSettings::bias. Behind the last position c has no meaning,
+// and z might become too large: queries there see nothing.
 struct Biased : Window {
   static constexpr bool ADDS = true;
-  const float2* bias;
-  float per_unit;
+  const float* bias;
   __host__ __device__ Biased(const KernelSettings& s, int T, size_t head)
-      : Window(s, T, head), bias(s.bias ? s.bias + head * T : nullptr), per_unit(s.per_unit) {}
-  __device__ __forceinline__ float2 c(int row) const { return bias[min(row, T - 1)]; }
-  // c.x - origin is exact within a factor of 2 of the origin, and there c_i - c_j keeps its last digits
-  __device__ __forceinline__ float from(float2 c, float origin) const { return (c.x - origin) + c.y; }
-  template <bool KEYS> __device__ __forceinline__ float add(float z, float c_held, float c_streamed) const {
-    return fmaf(KEYS ? c_streamed - c_held : c_held - c_streamed, per_unit, z);
+      : Window(s, T, head), bias(s.bias ? s.bias + head * bias_floats(T) : nullptr) {}
+  template <bool KEYS> __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
+    return (KEYS && stream0 + columns > T) || Window::cuts<KEYS>(held0, rows, stream0, columns);
+  }
+  template <bool KEYS> __device__ __forceinline__ bool sees(int held, int streamed) const {
+    return (!KEYS | (streamed < T)) & Window::sees<KEYS>(held, streamed);
+  }
+  __device__ __forceinline__ const float* c() const { return bias + bias_origins(T); }
+  __device__ __forceinline__ float2 origin(int row) const {
+    return reinterpret_cast<const float2*>(bias)[min(row, T - 1) / BIAS_ROWS];
+  }
+  // The first difference is exact within a factor of 2.
+  __device__ __forceinline__ float apart(int row, int other) const {
+    float2 a = origin(row), b = origin(other);
+    return (a.x - b.x) + (a.y - b.y);
+  }
+  __device__ __forceinline__ double exact(int row) const {
+    float2 from = origin(row);
+    row = min(row, T - 1);
+    return double(from.x) + from.y + c()[row] + c()[row + T];
   }
 };

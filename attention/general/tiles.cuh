@@ -171,23 +171,24 @@ __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::X][E], const Mask& 
   int first = held0 + mine.held;
   if constexpr (Mask::ADDS) {
     if (mask.bias) {
-      float held[E], origin = mask.c(first).x;
-      for (int e = 0; e < E; e++) held[e] = mask.from(mask.c(first + e), origin);
+      double origin = mask.exact(first);
+      float held[E];
+      for (int e = 0; e < E; e++) held[e] = float(mask.exact(first + e) - origin);
       for (int x = 0; x < Tile::X; x++) {
-        float streamed = mask.from(mask.c(stream0 + mine.streamed(x)), origin);
-        for (int e = 0; e < E; e++) z[x][e] = mask.template add<KEYS>(z[x][e], held[e], streamed);
+        float streamed = float(mask.exact(stream0 + mine.streamed(x)) - origin);
+        for (int e = 0; e < E; e++) z[x][e] += KEYS ? streamed - held[e] : held[e] - streamed;
       }
     }
   }
-  if (mask.template leaves<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM)) return;
+  bool cut = mask.template cuts<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM);
+  if (!cut && mask.template below<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM)) return;
   auto hide = [&](auto sees) {
     for (int x = 0; x < Tile::X; x++) {
       int streamed = stream0 + mine.streamed(x);
       for (int e = 0; e < E; e++) z[x][e] = !sees(first + e, streamed) ? -INFINITY : z[x][e];
     }
   };
-  if (mask.template cuts<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM))
-    hide([&](int held, int streamed) { return mask.template sees<KEYS>(held, streamed); });
+  if (cut) hide([&](int held, int streamed) { return mask.template sees<KEYS>(held, streamed); });
   else hide([&](int held, int streamed) { return mask.Causal::template sees<KEYS>(held, streamed); });
 }
 

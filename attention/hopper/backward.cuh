@@ -59,10 +59,11 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
 
   __device__ __forceinline__ void step(int i0) {
     // Scores and dP
+    this->template begin<true>(z, i0);
     const bf16 *queries = stages.await(stages.streamed), *douts = stages.await(stages.streamed + 1);
     const float* row_values = stages.row_values(stages.streamed);
-    wgmma_fence();
-    start_scores<Tile>(z, keys, queries);
+    wgmma_fence(z);
+    start_scores<Tile, Mask::ADDS>(z, keys, queries);
     wgmma_commit();
     start_scores<Tile>(dp, values, douts);
     wgmma_commit();
@@ -186,9 +187,10 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
 
   __device__ __forceinline__ void step(int j0) {
     // Scores and dP
+    this->template begin<false>(z, j0);
     const bf16 *keys = stages.await(stages.streamed), *values = stages.await(stages.streamed + 1);
-    wgmma_fence();
-    start_scores<Tile>(z, queries, keys);
+    wgmma_fence(z);
+    start_scores<Tile, Mask::ADDS>(z, queries, keys);
     wgmma_commit();
     start_scores<Tile>(dp, douts, values);
     wgmma_commit();

@@ -81,11 +81,12 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     for (int half = 0; half < 2; half++)
       policy.start_sweep(sweep, mask.keys(block_row + mine.row(half)), sums[half], mine.quad == 0);
   }
-  __device__ __forceinline__ void start(Scores& z, int keys_number) {
+  __device__ __forceinline__ void start(Scores& z, int keys_number, int step) {
+    this->template begin<false>(z, key_tiles.row(step));
     const bf16* keys = stages.await(keys_number);
     turns.begin();
     wgmma_fence(z);
-    start_scores<Tile>(z, queries, keys);
+    start_scores<Tile, Mask::ADDS>(z, queries, keys);
     wgmma_commit();
     turns.end();
   }
@@ -102,7 +103,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
       // some are under way at a branch back.
       Scores other = {};
       for (; step + 1 < own_steps; step += 2) {
-        start(z, streamed + step), start(other, streamed + step + 1);
+        start(z, streamed + step, step), start(other, streamed + step + 1, step + 1);
         wgmma_wait<1>(z);
         stages.free(streamed + step);
         look(z, step);
@@ -112,7 +113,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
       }
     }
     for (; step < own_steps; step++) {
-      start(z, streamed + step);
+      start(z, streamed + step, step);
       finish(z, streamed + step);
       look(z, step);
     }
@@ -136,7 +137,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   __device__ __forceinline__ void first_step() {
     start_sweep(Policy::SWEEPS - 1);
     for (int output = 0; output < OUTPUTS; output++) clear(outputs[output]);
-    start(z, keys_tile(0));
+    start(z, keys_tile(0), 0);
     finish(z, keys_tile(0));
     this->template hide<false>(z, key_tiles.row(0));
     formula(z, key_tiles.row(0));
@@ -146,10 +147,11 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
 
   // Scores of a step and weights of its first KEYS keys, beside the outputs of the step before
   template <int KEYS> __device__ __forceinline__ void next_step(int step) {
+    this->template begin<false>(z, key_tiles.row(step));
     const bf16 *values = stages.await(values_tile(step - 1)), *keys = stages.await(keys_tile(step));
     turns.begin();
     wgmma_fence(z, outputs, weights);
-    start_scores<Tile>(z, queries, keys);
+    start_scores<Tile, Mask::ADDS>(z, queries, keys);
     wgmma_commit();
     start_outputs<STREAM>(values);
     turns.end();

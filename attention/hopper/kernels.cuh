@@ -31,10 +31,11 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
 
 template <class Policy, int DIM, int WAYS = 0>
 using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::OF_FILE), 1, 0, WAYS>;
-// The sums of dz that Biased takes leave registers for fewer queries, unless P is made in place of z.
+// The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24 bytes).
 template <class Policy, int DIM, int WAYS = 0, class Mask = Causal>
-using KeysTile = HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && !Policy::FROM_WEIGHT)), 2,
-                            Policy::ROW_VALUES, WAYS>;
+using KeysTile =
+    HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::OF_FILE))), 2,
+               Policy::ROW_VALUES, WAYS>;
 template <int DIM, int WAYS = 0> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2, 0, WAYS>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
 template <class Policy, int DIM, int WAYS, class Mask>

@@ -185,14 +185,15 @@ template <int M, int N, class X> __device__ __forceinline__ X (&first_rows(X (&a
   return reinterpret_cast<X(&)[M][4]>(array);
 }
 
-// Starts z = held rows x streamed rows, summed over all channels, without a commit. held: the consumer's first row.
-template <class Tile>
+// Starts z = held rows x streamed rows (ADD: +=), summed over all channels, without a commit. held: the consumer's
+// first row.
+template <class Tile, bool ADD = false>
 __device__ __forceinline__ void start_scores(float (&z)[Tile::N][4], const bf16* held, const bf16* streamed) {
 #pragma unroll
   for (int k = 0; k < Tile::DIM / 16; k++) {
     TileOperand a = rows_operand(held + k / 4 * Tile::HELD * TILE_COLUMNS) + k % 4 * 2,
                 b = rows_operand(streamed + k / 4 * Tile::STREAM * TILE_COLUMNS) + k % 4 * 2;
-    wgmma(z, a, b, k > 0);
+    wgmma(z, a, b, ADD || k > 0);
   }
 }
 

@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     fetch(step + 1);
     cp_async_wait<1>();
     __syncthreads();  // this step's tiles have arrived
-    scores<Tile>(z, my_queries, keys);
+    begin_scores<false>(z, mask, i0, first_key(step));
+    add_scores<Tile>(z, my_queries, keys);
     mask_scores<false>(z, mask, i0, first_key(step));
     if constexpr (Policy::OF_FILE) score_formula(z, policy, i0, first_key(step));
     return keys + TILE;
@@ -205,7 +206,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     // sigmoid's 128 channels spill, with dP first a third block of 32 channels does not fit. The bits are the same.
     constexpr bool DP_FIRST = Tile::DIM == 128;
     if constexpr (DP_FIRST) scores<Tile>(dp, my_values, douts);
-    scores<Tile>(z, my_keys, queries);
+    begin_scores<true>(z, mask, j0, i0);
+    add_scores<Tile>(z, my_keys, queries);
     mask_scores<true>(z, mask, j0, i0);
     if constexpr (!DP_FIRST) scores<Tile>(dp, my_values, douts);
     Weights<Tile> p, dz;
@@ -294,7 +296,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     __syncthreads();  // this step's tiles have arrived
 
     // Scores, masked, and dP, dz
-    scores<Tile>(z, my_queries, keys);
+    begin_scores<false>(z, mask, i0, j0);
+    add_scores<Tile>(z, my_queries, keys);
     mask_scores<false>(z, mask, i0, j0);
     scores<Tile>(dp, my_douts, values);
     Weights<Tile> dz;

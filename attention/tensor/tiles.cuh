@@ -80,17 +80,11 @@ __device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) 
   }
 }
 
-// z = held rows x streamed rows, summed over all channels. held: the warp's first row in a tile.
+// z += held rows x streamed rows, summed over all channels. held: the warp's first row in a tile.
 template <class Tile, class T>
-__device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T* held, const T* streamed) {
+__device__ __forceinline__ void add_scores(float (&z)[Tile::M][Tile::N][4], const T* held, const T* streamed) {
   constexpr int M = Tile::M, PAIRS = Tile::N / 2;
   int lane = threadIdx.x % WARP;
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int n = 0; n < Tile::N; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) z[m][n][i] = 0;
 #pragma unroll
   for (int k = 0; k < Tile::DIM / 16; k++) {
     unsigned a[M][4], pairs[PAIRS][4], b[Tile::N][2];
@@ -106,6 +100,13 @@ __device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T*
     for (int n = 0; n < Tile::N; n++) b[n][0] = pairs[n / 2][n % 2 * 2], b[n][1] = pairs[n / 2][n % 2 * 2 + 1];
     mma_m16n8k16(z, a, b, TypeTag<T>());
   }
+}
+
+// z = the same.
+template <class Tile, class T>
+__device__ __forceinline__ void scores(float (&z)[Tile::M][Tile::N][4], const T* held, const T* streamed) {
+  clear(z);
+  add_scores<Tile>(z, held, streamed);
 }
 
 // The lane's sums over streamed rows, in parts of WIDTH channels.

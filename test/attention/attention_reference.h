@@ -555,10 +555,16 @@ inline Numbers<Exact> random_bias(const AttentionShape& shape, unsigned seed) {
   return c;
 }
 
-inline std::vector<float2> as_two_floats(const Numbers<Exact>& c) {
-  std::vector<float2> pairs;
-  for (double value : c) pairs.push_back(as_two_floats(value));
-  return pairs;
+// The bias c [B, H, T] as the kernels of a kind read it; none if there is none.
+inline std::vector<float> as_kernels_read(const Numbers<Exact>& c, const AttentionShape& shape, Kind kind) {
+  std::vector<float> all(c.empty() ? 0 : bias_floats(shape), NAN);
+  for (size_t row = 0; row < c.size(); row++) {
+    int t = int(row % shape.T);
+    float* head = &all[row / shape.T * bias_floats(shape.T)];
+    if (t % BIAS_ROWS == 0) origin_of(head, t) = as_two_floats(c[row] / score_unit(kind));
+    write_bias(head, shape.T, t, c[row] / score_unit(kind));
+  }
+  return all;
 }
 
 // Lets every query score 3 more at key 0, so that no row is nearly degenerate for lssar: there rounding of z counts 1 /

@@ -93,7 +93,7 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
   DeviceArray<char> workspace(attention_backward_workspace(shape));
   AttentionCall<T> call = s.call<T>(shape);
   if (s.sink == Sink::learned) call.sink = sink, call.dsink = dsinks;
-  DeviceArray<float2> c(as_two_floats(bias));
+  DeviceArray<float> c(as_kernels_read(bias, shape, s.kind));
   if (!bias.empty()) call.bias = c;
   s = with_learned<T>(s, shape.H);
   std::vector<T> numbers(s.learned.size());

@@ -25,12 +25,45 @@ std::vector<double> slopes_of_the_code(int H) {
   return slopes;
 }
 
-std::vector<float2> bias_of(Bias bias, const AttentionShape& shape, const std::vector<float>& logits = {}) {
-  DeviceArray<float2> c(shape.rows());
-  DeviceArray<float> x(logits);
-  AttentionSettings s{.bias = bias};
+std::vector<float> bias_of(Bias bias, const AttentionShape& shape, const std::vector<float>& logits = {},
+                           Kind kind = Kind::softmax) {
+  DeviceArray<float> c(bias_floats(shape)), x(logits);
+  AttentionSettings s{.kind = kind, .bias = bias};
   bias_forward<float>(c, {logits.empty() ? nullptr : x.get(), shape.H}, {.settings = s, .shape = shape});
   return c.download();
+}
+
+// [B, H, T], from what kernels read.
+std::vector<double> values_of(std::vector<float> c, const AttentionShape& shape) {
+  std::vector<double> values;
+  for (float* head = c.data(); head < c.data() + c.size() - BIAS_SLACK; head += bias_floats(shape.T))
+    for (int t = 0; t < shape.T; t++) {
+      float2 origin = origin_of(head, t);
+      values.push_back(double(origin.x) + origin.y + head[bias_origins(shape.T) + t]);
+    }
+  return values;
+}
+
+// c of a position and of the one before it, as differences from their origins, are each off by a rounding of the sum of
+// up to 64 steps, far from the start too: c itself reaches -50,000, where floats are 0.004 apart.
+TEST(Bias, DifferencesAreExactFarFromTheStart) {
+  AttentionShape shape{1, 1024 * BIAS_ROWS + 7, 2, 1};
+  auto logits = random_normal<float>(shape.rows(), 3);
+  for (Bias bias : {Bias::alibi, Bias::fox, Bias::cable})
+    for (Kind kind : {Kind::softmax, Kind::lssa}) {
+      auto c = values_of(bias_of(bias, shape, logits, kind), shape);
+      auto step = [&](int h, int t) {
+        double x = logits[size_t(t) * shape.H + h], slope = std::exp2(-4.0 * (h + 1));
+        return (bias == Bias::alibi ? slope : std::log1p(std::exp(bias == Bias::fox ? -x : x))) / score_unit(kind);
+      };
+      for (int h = 0; h < shape.H; h++)
+        for (int t = shape.T - 3 * BIAS_ROWS; t < shape.T; t++) {
+          double steps = 0;
+          for (int n = 0; n < BIAS_ROWS; n++) steps += step(h, t - n);
+          size_t at = size_t(h) * shape.T + t;
+          EXPECT_NEAR(c[at - 1] - c[at], step(h, t), 2 * 0x1p-24 * steps) << bias_names[int(bias)] << " at " << t;
+        }
+    }
 }
 
 TEST(Bias, AlibiHasTheSlopesOfItsText) {
@@ -38,12 +71,12 @@ TEST(Bias, AlibiHasTheSlopesOfItsText) {
             (std::vector<double>{0x1p-1, 0x1p-2, 0x1p-3, 0x1p-4, 0x1p-5, 0x1p-6, 0x1p-7, 0x1p-8}));
   for (int H : {1, 2, 3, 8, 12, 16, 25}) {
     AttentionShape shape{2, 5, H, 1};
-    auto c = bias_of(Bias::alibi, shape);
+    auto c = values_of(bias_of(Bias::alibi, shape), shape);
     std::vector<double> expected;
     for (int b = 0; b < shape.B; b++)
       for (double slope : slopes_of_the_text(H))
         for (int t = 0; t < shape.T; t++) expected.push_back(-slope * t);
-    for (size_t i = 0; i < c.size(); i++) EXPECT_NEAR(c[i].x + c[i].y, expected[i], 2e-7 * 5) << H << " heads";
+    for (size_t i = 0; i < c.size(); i++) EXPECT_NEAR(c[i], expected[i], 2e-7 * 5) << H << " heads";
     bool power_of_2 = (H & (H - 1)) == 0;
     for (int h = 0; h < H && power_of_2; h++) EXPECT_DOUBLE_EQ(slopes_of_the_code(H)[h], slopes_of_the_text(H)[h]);
     if (!power_of_2) {
@@ -72,7 +105,7 @@ TEST(Bias, AttentionIsThatOfThePapers) {
   for (Bias bias : {Bias::alibi, Bias::fox, Bias::cable}) {
     AttentionSettings s{.bias = bias};
     DeviceArray<float> x(qkv), out(shape.out_size());
-    DeviceArray<float2> c(bias_of(bias, shape, logits));
+    DeviceArray<float> c(bias_of(bias, shape, logits));
     attention_forward<float>(out, nullptr, x, {.settings = s, .shape = shape, .bias = c}, false);
     auto result = out.download();
     for (int h = 0; h < shape.H; h++)

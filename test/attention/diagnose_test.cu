@@ -23,7 +23,7 @@ template <class T> struct Diagnosed {
             const std::vector<T>& sinks = {}, const Numbers<Exact>& bias = {})
       : shape(shape) {
     DeviceArray<T> in(qkv), out(shape.out_size()), sink(sinks);
-    DeviceArray<float2> c(as_two_floats(bias));
+    DeviceArray<float> c(as_kernels_read(bias, shape, s.kind));
     DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
         rows(row_figures(shape.T) * shape.rows());
     AttentionCall<T> call = s.call<T>(shape);

@@ -66,7 +66,8 @@ template <class T> class LastRows {
   void check(std::map<std::string, Errors>& errors) {
     DeviceArray<T> x(qkv_), scale(std::vector<T>{from_float<T>(0.43f)});
     DeviceArray<float> norms(2 * shape_.rows());
-    DeviceArray<float2> angles(rope_), c(as_two_floats(bias_));
+    DeviceArray<float2> angles(rope_);
+    DeviceArray<float> c(as_kernels_read(bias_, shape_, s_.kind));
     AttentionCall<T> call = s_.call<T>(shape_);
     call.ssmax_scale = scale, call.norms = norms;
     if (!bias_.empty()) call.bias = c;
