@@ -95,33 +95,44 @@ def title(name):
   return ", ".join(parts + ["mma.sync"] * (not found[2]))
 
 
+def scores_of(name):
+  """(the scores that all warps of a kernel of attention make in a step, a thread's), by the sizes in its name."""
+  tile = re.search(r"(Hopper|Tensor)Size\W*\{(\d+), (\d+)\}", name)
+  if not tile:
+    return 0, 0
+  scores = 128 * int(tile[2]) if tile[1] == "Hopper" else 64 * int(tile[2]) * int(tile[3])
+  return scores, scores // (256 if tile[1] == "Hopper" else 128)
+
+
 def count_table(path, arch, only):
   """Prints the tables of --count."""
   kernels = dict(machine_code(path, arch))
   if not kernels:
     stop(f"no objects compiled by nvcc in {path}: make BACKEND=cuda makes them", 1)
-  rows = sorted((title(name), mangled) for name, mangled in zip(readable(kernels), kernels))
+  rows = sorted((title(name), scores_of(name), mangled) for name, mangled in zip(readable(kernels), kernels))
   units = ("tensor", "MUFU", "ALU", "issue", "shared")
   columns = ("loop", "scores", "issued", "per score", "MUFU of them", "products", *units, "registers", "LDL, STL")
   passes = collections.defaultdict(list)
   lines = []
-  for name, mangled in rows:
-    loops = sass.inner_loops(kernels[mangled], "backward" in mangled) if only.search(name) else []
-    spills = sum(sass.opcode(one) in ("LDL", "STL") for one in kernels[mangled])
-    for number, loop in enumerate(loops, 1):
-      per_score = f"{loop['issued'] / loop['each']:.1f}" if loop["each"] else "-"
-      lines.append([name + (f", loop {number}" if loops[1:] else ""), loop["scores"], loop["issued"], per_score,
-                    loop["mufu"], loop["products"], *(loop["cycles"][unit] for unit in units),
-                    sass.registers(kernels[mangled]), spills])
-      if ", D " in name and "mma.sync" not in name and loop["scores"]:
-        passes[re.sub("dK dV|dQ", "backward", name)].append(loop)
+  for kernel, (scores, each), mangled in rows:
+    masked = {kernel.replace(name, name + ", masked"): mask for name, mask in sass.MASKS.items() if name in kernel}
+    for name, mask in {kernel: None, **masked}.items():
+      loops = sass.inner_loops(kernels[mangled], mask) if only.search(name) else []
+      spills = sum(sass.opcode(one) in ("LDL", "STL") for one in kernels[mangled])
+      for number, loop in enumerate(loops, 1):
+        per_score = f"{loop['issued'] / each:.1f}" if each else "-"
+        lines.append([name + (f", loop {number}" if loops[1:] else ""), scores, loop["issued"], per_score,
+                      loop["mufu"], loop["products"], *(loop["cycles"][unit] for unit in units),
+                      sass.registers(kernels[mangled]), spills])
+        if each and not mask and "mma.sync" not in name:
+          passes[re.sub("dK dV|dQ", "backward", name)].append((scores, loop))
   bounds = []
   for name, loops in passes.items():
     if "backward" in name and not loops[1:]:
       continue
-    cycles = sum(max(loop["cycles"].values()) / loop["scores"] for loop in loops)
+    cycles = sum(max(loop["cycles"].values()) / scores for scores, loop in loops)
     flops = (10 if "backward" in name else 4) * int(re.search(r", D (\d+)", name)[1])
-    slowest = [max(loop["cycles"], key=loop["cycles"].get) for loop in loops]
+    slowest = [max(loop["cycles"], key=loop["cycles"].get) for _, loop in loops]
     bounds.append([name, ", ".join(slowest), f"{flops / cycles * PROCESSORS * CLOCK / 1e12:.0f}"])
   head = [f"pass, at {PROCESSORS} x {CLOCK / 1e9} GHz", "slowest unit of each loop", "bound, TFLOP/s"]
   print(tables.markdown(columns, lines), tables.markdown(head, bounds), sep="\n\n")

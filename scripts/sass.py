@@ -18,6 +18,9 @@ Instruction = collections.namedtuple("Instruction", "address guard name operands
 LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.MULTILINE)
 PRODUCTS = ("HGMMA", "HMMA")  # of a warpgroup, of a warp
 NEEDED = PRODUCTS + ("LDGSTS",)  # what a step is for: these, and copies into shared memory
+# What hides scores: on the diagonal, in a kernel with a bias; by two more comparisons, where a window ends.
+HIDES = lambda one: opcode(one) == "FSEL" and "-INF" in one.operands
+MASKS = {"bias": HIDES, "window": lambda one: HIDES(one) or opcode(one) == "ISETP" and one.name.endswith(".OR")}
 # What runs on the unit for integers, comparisons and conversions, which takes a warp every second cycle.
 ALU = set("F2F F2FP FCHK FMNMX FSEL FSET FSETP IABS IADD3 IMNMX ISETP LEA LOP3 MOV PLOP3 PRMT SEL SGXT SHF VIADD "
           "VIMNMX".split())
@@ -90,9 +93,9 @@ def loops(edges):
   return found
 
 
-def shortest_step(code, edges, head, body):
-  """The way round a loop that passes the most of NEEDED and else the fewest instructions: without masks, which are
-  skipped off the diagonal, and without a second try of a wait."""
+def shortest_step(code, edges, head, body, mask):
+  """The way round a loop that passes the most of NEEDED and of `mask` (a function of MASKS), and else the fewest
+  instructions: without a second try of a wait, and without masks, which are skipped off the diagonal, if it is None."""
   order, seen, stack = [], {head}, [(head, iter(edges[head]))]
   while stack:  # depth first: an instruction is finished after all that follow it
     n, rest = stack[-1]
@@ -108,7 +111,8 @@ def shortest_step(code, edges, head, body):
     ways += [(*best[t][:2], t) for t in edges[n] if t in best and t != head]
     if ways:
       needed, length, following = min(ways, key=lambda way: way[:2])
-      best[n] = (needed - (opcode(code[n]) in NEEDED), length + 1, following)
+      wanted = opcode(code[n]) in NEEDED or bool(mask and mask(code[n]))
+      best[n] = (needed - wanted, length + 1, following)
   step, n = [], head
   while n is not None:
     step.append(code[n])
@@ -116,38 +120,34 @@ def shortest_step(code, edges, head, body):
   return step
 
 
-def costs(step, backward):
-  """The costs of a step: dict of `issued` (by a warp), `products` and `mufu` (of them), `scores` (of all warps: those
-  elements of products that begin at zero; backward makes two for each), `each` (scores of a thread) and `cycles` of
-  each unit of a multiprocessor with 2 warpgroups (HGMMA) or 4 warps (HMMA)."""
+def costs(step):
+  """The costs of a step: dict of `issued` (by a warp), `products` and `mufu` (of them) and `cycles` of each unit of a
+  multiprocessor with 2 warpgroups (HGMMA) or 4 warps (HMMA)."""
   count = collections.Counter(map(opcode, step))
   wide = count["HGMMA"] > 0
-  tensor = shared = begun = 0
+  tensor = shared = 0
   for one in step:
     operands = one.operands.split(", ")
     if opcode(one) == "HGMMA":  # 64 x N x 16: 4096 FLOPs a cycle; operands from shared memory at 128 bytes a cycle
       N = int(re.search(r"64x(\d+)x16", one.name)[1])
       tensor += N / 2
       shared += (N * 32 + operands[1].startswith("gdesc") * 64 * 32) / 128
-      begun += 64 * N * ("RZ" in operands)
     elif opcode(one) == "HMMA":  # 16 x 8 x 16: an A100's rate
       tensor += 8
-      begun += 4 * 16 * 8 * ("RZ" in operands)
     elif opcode(one) in ("LDS", "STS", "LDSM", "LDGSTS"):
       shared += 4 * (4 if one.name.endswith((".4", ".128")) and opcode(one) in ("LDSM", "LDGSTS") else 1)
   groups = 2 if wide else 1
-  scores = groups * begun // (2 if backward else 1)
   cycles = {"tensor": tensor, "MUFU": 8 * count["MUFU"], "ALU": 2 * sum(count[name] for name in ALU),
             "issue": len(step), "shared": shared}
-  return {"issued": len(step), "products": count["HGMMA"] + count["HMMA"], "mufu": count["MUFU"], "scores": scores,
-          "each": scores // (128 * groups), "cycles": {unit: round(groups * n) for unit, n in cycles.items()}}
+  return {"issued": len(step), "products": count["HGMMA"] + count["HMMA"], "mufu": count["MUFU"],
+          "cycles": {unit: round(groups * n) for unit, n in cycles.items()}}
 
 
-def inner_loops(code, backward):
-  """costs() of each innermost loop with products, in order."""
+def inner_loops(code, mask=None):
+  """costs() of each innermost loop with products, in order, for a step that hides scores as `mask` says, or none."""
   edges = successors(code)
   found = {head: body for head, body in loops(edges).items() if any(opcode(code[n]) in PRODUCTS for n in body)}
-  return [costs(shortest_step(code, edges, head, body), backward) for head, body in sorted(found.items())
+  return [costs(shortest_step(code, edges, head, body, mask)) for head, body in sorted(found.items())
           if not any(other < body for other in found.values())]
 
 

@@ -66,6 +66,7 @@ class KernelTable(ScriptTest):
       shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
     self.tool("bin/cuobjdump")
     code = {"attention_forward_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 8}, 1, 0> >": FORWARD,
+            "attention_forward_hopper_" + POLICY + "Window, HopperTile<64, HopperSize{128, 8}, 1, 0> >": FORWARD,
             "attention_backward_keys_hopper_" + POLICY + "HopperTile<64, HopperSize{64, 8}, 2, 2> >": KEYS,
             "attention_backward_queries_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 4}, 2, 0> >": STRAIGHT,
             "attention_forward_tensor_kernel<bf16, Softmax<FastMaths>, TensorTile<64, TensorSize{2, 64}> >": TENSOR}
@@ -91,9 +92,12 @@ class KernelTable(ScriptTest):
     # 2 x ((2048 + 4096) x 2 / 128 + 2048 / 128 + 4)
     self.assertIn("| softmax, D 64, forward | 16384 | 11 | 0.2 | 1 | 3 | 320 | 16 | 4 | 22 | 232 | 168 | 1 |", table)
     self.assertIn("| softmax, D 64, dK dV | 8192 | 4 | 0.1 | 0 | 2 | 128 | 0 | 0 | 8 | 128 | 88 | 0 |", table)
-    self.assertIn("| softmax, D 64, forward, mma.sync | 512 | 6 | 1.5 | 0 | 2 | 16 | 0 | 0 | 6 | 32 | 15 | 0 |", table)
+    self.assertIn("| softmax, D 64, forward, mma.sync | 8192 | 6 | 0.1 | 0 | 2 | 16 | 0 | 0 | 6 | 32 | 15 | 0 |", table)
+    self.assertIn("| softmax, D 64, forward, window | 16384 | 11 |", table)
+    # two more that hide scores, on the unit for integers: 2 x 2 x 3 cycles
+    self.assertIn("| softmax, D 64, forward, window, masked | 16384 | 13 | 0.2 | 1 | 3 | 320 | 16 | 12 | 26 |", table)
     self.assertIn("| softmax, D 64, forward | tensor | 3036 |", table)  # 4 x 64 x 16384 / 320 x 132 x 1.755e9
-    self.assertEqual(table.count("\n| softmax"), 4)  # no bound for half a backward pass
+    self.assertEqual(table.count("\n| softmax"), 7)  # no bound for half a backward pass, nor for masked steps alone
     self.assertNotIn("dK", self.table("--count", self.object, "--only", "forward"))
 
   def test_instructions_beside_what_ptxas_said(self):
