@@ -137,10 +137,11 @@ void layernorm_forward(T* out, float* mean, float* rstd, const T* x, const T* ga
 // sum. Short and wide rows: dx by a thread or a warp per row; the column sums by a thread per column and chunk of rows,
 // which reads dout and x again.
 
-// Blocks of at least 64 rows, and at most as many as 132 multiprocessors hold at once: registers allow 3 on each, or 2
-// if rows are long.
+// Blocks of at least 64 rows, and at most as many as the multiprocessors hold at once: registers allow 3 on each, or 2
+// if rows are long. On a CPU as many as on an H100, so that bits do not depend on the number of threads.
 static int backward_blocks(int N, int C) {
-  int needed = int(blocks_for(N, 64)), most = 132 * (C <= 768 ? 3 : 2);
+  int multiprocessors = on_cpu ? 132 : device_properties().multiProcessorCount;
+  int needed = int(blocks_for(N, 64)), most = multiprocessors * (C <= 768 ? 3 : 2);
   return needed < most ? needed : most;
 }
 
