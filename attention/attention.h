@@ -60,9 +60,9 @@ bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out
 void attention_check(const AttentionSettings& settings, int D, bool fp32, bool diagnoses = false, bool gpu = !on_cpu);
 
 // The bias c of a head, in units of score_unit(kind), is three arrays: origins, sums of two floats that BIAS_ROWS
-// positions share (c may reach -100,000, where floats are 0.008 apart); for each position its difference from its origin;
-// and what that float lost, which kernels on tensor cores do not read. They read whole tiles of up to BIAS_SLACK
-// positions, so beyond the last array too.
+// positions share (c may reach -100,000, where floats are 0.008 apart); for each position its difference from its
+// origin; and what that float lost, which kernels on tensor cores do not read. They read whole tiles of up to
+// BIAS_SLACK positions, so beyond the last array too.
 constexpr int BIAS_ROWS = 64, BIAS_SLACK = 128;
 __host__ __device__ constexpr int bias_origins(int T) { return (T + BIAS_ROWS - 1) / BIAS_ROWS * 2; }  // their floats
 __host__ __device__ constexpr int bias_floats(int T) { return bias_origins(T) + 2 * T; }               // at most 4 T

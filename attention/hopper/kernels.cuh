@@ -31,7 +31,8 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
 
 template <class Policy, int DIM, int WAYS = 0>
 using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::OF_FILE), 1, 0, WAYS>;
-// The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24 bytes).
+// The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24
+// bytes).
 template <class Policy, int DIM, int WAYS = 0, class Mask = Causal>
 using KeysTile =
     HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::OF_FILE))), 2,
