@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/text.h"
+#include "checkpoint/hugging_face.h"
 #include "settings/config.h"
 #include "test/support/error_of.h"
 
@@ -156,6 +157,23 @@ TEST(KindFiles, HaveKeysWithDefaultsInRange) {
       EXPECT_NO_THROW(parse_config(
           "{}", "c.json", {format("attention.kind=%s", file.name), format("attention.%s=%.17g", p.name, p.initial)}))
           << file.path << ": parameter " << p.name;
+}
+
+// With their formulas in PyTorch, or a warning.
+TEST(KindFiles, AreInCheckpoints) {
+  auto with_kind = [](const char* kind) { return parse_config("{}", "c.json", {format("attention.kind=%s", kind)}); };
+  EXPECT_NE(modelling_code(with_kind("lssa")).find("\nFORMULAS = {\n}\n"), std::string::npos);
+  EXPECT_TRUE(texts_of_kinds(with_kind("lssa")).empty());
+  for (const KindFile& file : kind_files()) {
+    Config config = with_kind(file.name);
+    testing::internal::CaptureStderr();
+    auto texts = texts_of_kinds(config);
+    bool warned = testing::internal::GetCapturedStderr().find("has no formula in PyTorch") != std::string::npos;
+    EXPECT_EQ(texts, (std::map<std::string, std::string>{{std::string(file.name) + ".cuh", file.text}}));
+    EXPECT_EQ(warned, !file.pytorch) << file.path;
+    std::string entry = format("\nFORMULAS = {\n  \"%s\": (\"%s\", (", file.name, row_weights_names[int(file.weights)]);
+    EXPECT_EQ(modelling_code(config).find(entry) != std::string::npos, !warned) << file.path;
+  }
 }
 
 TEST(KindFiles, OtherTextsAreRefused) {
