@@ -120,7 +120,8 @@ CPU_NO_TSAN bool add_by_rule(const CoreProduct& p, const Fields& fields, int row
   using Unsigned = typename Vectors<LANES>::Unsigned;
   using Short = typename Vectors<LANES>::Short;
   auto ints = [](Float x) CPU_NO_TSAN { return __builtin_convertvector(x, Int); };  // towards zero
-  auto outside = [](Int x, int low, int high) CPU_NO_TSAN { return (Int)((Unsigned)(x - low) > unsigned(high - low)); };
+  auto outside = [](Int x, int limit)
+                     CPU_NO_TSAN { return (Int)((Unsigned)x + unsigned(limit) > 2u * unsigned(limit)); };
   float* d = p.d + row * p.d_stride + column;
 
   Float sums[HEIGHT];
@@ -138,30 +139,33 @@ CPU_NO_TSAN bool add_by_rule(const CoreProduct& p, const Fields& fields, int row
         largest[r] = largest[r] > both ? largest[r] : both;
       }
     }
-    Int e[HEIGHT], parts[HEIGHT][TERMS / 8] = {};  // 8 terms fit an int
+    Int e[HEIGHT];
+    Unsigned parts[HEIGHT][TERMS / 8] = {};  // 8 terms fit an int; unsigned, for sums that are not used
     Float scale[HEIGHT];
     for (int r = 0; r < HEIGHT; ++r) {
       Int field = (Int)sums[r] >> 23 & 255, products = __builtin_convertvector(largest[r], Int);
       field = 127 + (field == 255 ? Int{} + NOT_FINITE : field == 0 ? Int{} + 1 : field);
       e[r] = products > field ? products : field;
       scale[r] = (Float)((digits + 381 - e[r]) << 23);  // 2^(F - e)
-      parts[r][0] = ints(sums[r] * scale[r]);
+      parts[r][0] = (Unsigned)ints(sums[r] * scale[r]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < TERMS; ++i)
-      for (int r = 0; r < HEIGHT; ++r) parts[r][i / 8] += ints(a[r * p.a_stride + i] * b_row(i) * scale[r]);
+      for (int r = 0; r < HEIGHT; ++r) parts[r][i / 8] += (Unsigned)ints(a[r * p.a_stride + i] * b_row(i) * scale[r]);
     for (int r = 0; r < HEIGHT; ++r) {
       constexpr int limit = (1 << 30) - 64;  // the whole fits too, and the float next to it
-      Int whole = parts[r][0], low = e[r] < LOWEST, doubtful = (e[r] > HIGHEST) | (fields.tiny ? low : Int{});
+      // Where all products are 0 and so is the sum, e is low too, and nothing is in doubt.
+      Int whole = (Int)parts[r][0], low = e[r] < LOWEST;
+      Int doubtful = (e[r] > HIGHEST) | (low & (fields.tiny ? low : ((Int)sums[r] << 1) != 0));
       if constexpr (TERMS == 16) {
-        doubtful |= ~low & (outside(parts[r][0], -limit, limit) | outside(parts[r][1], -limit, limit));
-        whole = (Int)((Unsigned)parts[r][0] + (Unsigned)parts[r][1]);
+        doubtful |= ~low & (outside((Int)parts[r][0], limit) | outside((Int)parts[r][1], limit));
+        whole = (Int)(parts[r][0] + parts[r][1]);
       }
       any |= doubtful;
       Float nearest = __builtin_convertvector(whole, Float);
       Int back = ints(nearest), further = whole > 0 ? back > whole : back < whole;
       Float result = (Float)((Int)nearest + further) * (Float)((e[r] - 127 - digits) << 23);
-      if (!fields.tiny) result = low ? 0 + sums[r] : result;  // all products are 0
+      result = low ? Float{} : result;
       for (int lane = 0; careful && lane < LANES; ++lane)
         if (doubtful[lane])
           result[lane] = add_one_by_one(sums[r][lane], a + r * p.a_stride, b + lane, p.b_stride, {digits, TERMS});

@@ -49,6 +49,28 @@ TEST(TensorCore, AddsAsKnown) {
   }
 }
 
+// Where terms are tiny or 0: a product of a zero has its other factor's exponent less 126, which may be the largest.
+TEST(TensorCore, AddsTinyTerms) {
+  std::mt19937 random(1);
+  auto draw = [&](int low, int high, bool zeros) {
+    float size = std::ldexp(1 + float(random() % 128) / 128, low + int(random() % unsigned(high - low)));
+    return zeros && random() % 3 ? 0 : random() % 2 ? size : -size;
+  };
+  for (int round = 0; round < 200; round++) {
+    bool zeros = round % 2;
+    std::vector<float> a(16 * 16), b(16 * 8), c(16 * 8);
+    for (float& x : a) x = draw(-100, -60, zeros) * (round % 4 > 1 ? 0 : 1);
+    for (float& x : b) x = draw(-40, 30, false);
+    for (float& x : c) x = draw(-126, -90, zeros) * (1 + float(random() % 4096) / 0x1p23f);
+    std::vector<float> d = chain(c, a, b);
+    for (int i = 0; i < 16 * 8; i++) {
+      float expected = TensorCore::of_mma().add(
+          c[i], 16, [&](int k) { return a[i / 8 * 16 + k]; }, [&](int k) { return b[k * 8 + i % 8]; });
+      ASSERT_EQ(d[i], expected) << "round " << round;
+    }
+  }
+}
+
 // The mean error of a long sum of one sign is what its roundings cost: towards zero by nearly twice as much on Ampere.
 // What comes from the factors, 8 bits each, is in the exact sum too.
 TEST(TensorCore, LongSumsDrift) {
