@@ -29,8 +29,8 @@ from_python() {
   local python header library
   for python in ${PYTHON:-} python3; do
     header=$("$python" -c 'import glob, sys
-for folder in sys.path:
-  print("\n".join(glob.glob(f"{folder}/nvidia/*/include/{sys.argv[1]}")))' "$1" 2>/dev/null | grep -m1 .) || continue
+print([path for folder in sys.path for path in glob.glob(f"{folder}/nvidia/*/include/{sys.argv[1]}")][0])' "$1" \
+      2>/dev/null) || continue
     library=$(find "${header%/include/*}/lib" -name "lib$2.so*" | sort | head -n 1)
     [ -n "$library" ] || continue
     mkdir -p "$scratch/lib"
