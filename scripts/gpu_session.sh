@@ -3,7 +3,8 @@
 # take less than that, each other part about as much. Later parts use what earlier parts have built.
 #
 #   [OUT=gpu_out] [COMMIT=abc123] bash scripts/gpu_session.sh [--train GLOB --val GLOB] [--tokens 26214400] PART...
-#   bash scripts/gpu_session.sh --rehearse PART...     the same, small, with the CPU build: does everything run?
+#   bash scripts/gpu_session.sh --rehearse PART...     the same, small, with the CPU build: does everything run? Into
+#                                                      gpu_rehearsal, or OUT
 #
 #   first      if there are only ten minutes: the trainer alone, ten steps of GPT-2 124M in bf16; then every kernel's
 #              tests, dry runs, make bench QUICK=1; an archive with all that a reader elsewhere needs to mend the code
@@ -17,8 +18,8 @@
 #              at 1K to 16K on those of --val (scripts/sweep.py)
 #
 # It first lists what the machine lacks, how to install that, and which parts have to do without it. Logs and results
-# go to $OUT and its archive $OUT.tar.gz, a short table is printed last; exit 1 if a part failed or was left out. The
-# guide is docs/gpu_session.md.
+# go to $OUT and its archive $OUT.tar.gz, a short table of all parts is printed last; exit 1 if one failed or was left
+# out. Ctrl-C or a signal ends a part with all its programs, and packs the archive. The guide is docs/gpu_session.md.
 #   DEPS      a folder with headers and libraries (in include/ and lib/, as in /usr) for a machine without network: of
 #             /usr/include nlohmann, CLI and gtest, of its libraries libgtest*.a, 3 MB in all
 #   PYTHON    one that has PyTorch; NCCL and cuBLAS are also found among its packages
@@ -54,7 +55,9 @@ case "${rehearse:+rehearsed }${parts[*]}" in
   rehearsed*) ;;
   *runs*) [ "${train_shards:+1}${val_shards:+1}" = 11 ] || stop "runs needs --train GLOB and --val GLOB" ;;
 esac
-out=$(realpath -m "${OUT:-gpu_out}") scratch=$(realpath -m "${SCRATCH:-build/gpu_session}")
+folder=gpu_out
+[ -z "$rehearse" ] || folder=gpu_rehearsal
+out=$(realpath -m "${OUT:-$folder}") scratch=$(realpath -m "${SCRATCH:-build/gpu_session}")
 export out PATH
 if [ -n "$rehearse" ]; then
   export BACKEND=cpu build=${BUILD:-build/cpu} OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
@@ -78,10 +81,25 @@ else
     stop "there is no nvcc on the PATH or in $cuda/bin (CUDA_HOME)"
   export PATH=$PATH:$cuda/bin BACKEND=cuda build=${BUILD:-build/cuda}
 fi
-mkdir -p "$out"
+mkdir -p "$out" "$scratch"
+if [ -f "$out/summary.md" ]; then
+  [ "${rehearse:+A REHEARSAL}" = "$(grep -o '^A REHEARSAL' "$out/summary.md")" ] ||
+    stop "rehearsals and results of a GPU must not mix, and $out has the other: remove it, or give another OUT"
+fi
+exec 9> "$scratch/lock"
+flock -n 9 || stop "another session works in $scratch: wait until it ends, or give another SCRATCH"
 . scripts/gpu/needs.sh
 
-summary=()
+# end_programs SIGNAL: those of the part that runs. They share a session of the system, whatever group they are in.
+session='' ended=''
+end_programs() {
+  local stat
+  for stat in /proc/[0-9]*/stat; do
+    [ "$(sed 's/.*) //' "$stat" | cut -d' ' -f4)" != "$session" ] || kill "-$1" "$(basename "${stat%/stat}")"
+  done 2>/dev/null
+}
+trap 'ended=130; end_programs TERM; sleep 1; end_programs KILL' INT TERM HUP
+
 tables=("$out/needs.md")
 failed=0
 for part in "${parts[@]}"; do
@@ -90,20 +108,27 @@ for part in "${parts[@]}"; do
   rm -rf "$work"
   mkdir -p "$work"
   start=$SECONDS
-  timeout -k 10 535 bash -uo pipefail "scripts/gpu/$part.sh" 2>&1 | tee "$out/$part.log"
-  status=${PIPESTATUS[0]}
+  setsid timeout -k 10 535 bash -uo pipefail "scripts/gpu/$part.sh" > >(tee "$out/$part.log") 2>&1 9>&- &
+  session=$!
+  wait "$session"
+  status=$?
+  end_programs KILL  # what the part left running would be timed with the next
   case $status in 0) result="done" ;; 124) result="STOPPED after 535 s" ;; *) result="FAILED" ;; esac
+  [ -z "$ended" ] || result="STOPPED by a signal"
   [ "$status" = 0 ] || failed=1
-  summary+=("| $part | $((SECONDS - start)) s | $result | $(paste -sd ';' "$work/note" 2>/dev/null | sed 's/;/; /g') |")
+  # with the rows of earlier calls
+  before=$(grep -E '^\| [a-z]+ \| [0-9]+ s \|' "$out/summary.md" 2>/dev/null | grep -v "^| $part |")
+  row="| $part | $((SECONDS - start)) s | $result | $(paste -sd ';' "$work/note" 2>/dev/null | sed 's/;/; /g') |"
   if [ -f "$work/table" ]; then cp "$work/table" "$out/$part.md" && tables+=("$out/$part.md"); fi
   # packed after each part: the machine may be taken away
   {
     if [ -n "$rehearse" ]; then
       echo "A REHEARSAL with the programs of $build: nothing here says anything about a GPU."
     else nvidia-smi --query-gpu=name,driver_version --format=csv,noheader; fi
-    printf '%s\n' '' '| part | time | result | |' '|---|---|---|---|' "${summary[@]}"
+    printf '%s\n' '' '| part | time | result | |' '|---|---|---|---|' ${before:+"$before"} "$row"
   } > "$out/summary.md"
   tar -czf "$out.tar.gz" -C "$(dirname "$out")" "$(basename "$out")"
+  [ -z "$ended" ] || exit "$ended"
 done
 tail -n +1 "${tables[@]}"
 echo

@@ -6,9 +6,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 
 from scripts.test_report import lines
 from support.scripts import SCRIPTS, ScriptTest
@@ -431,6 +433,29 @@ sys.exit(wrong is not None and wrong not in skipped and chosen in ("*", wrong))
                           env=environment, timeout=300)
     self.output, self.errors = done.stdout, done.stderr
     self.assertEqual(done.returncode, code, self.output + self.errors)
+
+  def test_a_signal_ends_a_part_with_its_programs(self):
+    pid = self.path("pid")
+    program = self.write_deep("build/test_far", f"#!/bin/sh\necho $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60\n")
+    os.chmod(program, 0o755)
+    environment = {**os.environ, "PATH": self.path("bin") + ":" + os.environ["PATH"], "OUT": self.out,
+                   "BUILD": self.path("build"), "SCRATCH": self.path("scratch"), "DEPS": self.path("deps")}
+    command = ["bash", os.path.join(SCRIPTS, "gpu_session.sh"), "--rehearse", "far", "ask"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as session:
+      while not os.path.exists(pid):
+        self.assertIsNone(session.poll())
+        time.sleep(0.1)
+      self.session("--rehearse", "far", code=2)
+      self.assert_error("another session works in")
+      session.send_signal(signal.SIGTERM)
+      session.communicate(timeout=60)
+      self.assertEqual(session.returncode, 130)
+    with open(os.path.join(self.out, "summary.md"), encoding="utf-8") as file:
+      self.assertRegex(file.read(), r"(?m)^\| far \| \d+ s \| STOPPED by a signal")
+    with open(pid, encoding="utf-8") as file:
+      self.assertFalse(os.path.exists(f"/proc/{file.read().strip()}"))
+    self.session("tests", code=2)
+    self.assert_error("rehearsals and results of a GPU must not mix")
 
   def test_what_is_missing_is_said(self):
     for args, part in ((["tests", "what"], '"what"'), ([], "name the parts"), (["runs"], "--train GLOB"),
