@@ -234,7 +234,7 @@ MetricsLog Program::begun_metrics(const RunDir* run) {
                           {"command", flags_.command},
                           {"config", config_json(config_)},
                           {"device", name},
-                          {"versions", {{"backend", on_cpu ? "cpu" : "cuda"}}},
+                          {"versions", {{"backend", on_cpu ? "cpu" : "cuda"}, {"products", device_.products}}},
                           {"parameters", parameter_count(config_)},
                           {"flops_per_token", flops_per_token(config_)}});
   return metrics;

@@ -67,6 +67,7 @@ std::string state_text(const RunState& state, const ordered_json& files) {
       {"spikes",
        {{"skipped", state.spikes.skipped}, {"loss", state.spikes.loss}, {"grad_norm", state.spikes.grad_norm}}},
       {"matmul_choices", state.matmul_choices},
+      {"products", state.products},
       {"config", config_json(state.config)},
       {"files", files},
   };
@@ -147,6 +148,7 @@ RunState parsed_state(const json& root, const std::string& path) {
   state.spikes.grad_norm = numbers(spikes, "grad_norm");
   state.spikes.skipped = natural(spikes, "skipped");
   state.matmul_choices = member(root, "matmul_choices", &json::is_string).get<std::string>();
+  if (root.contains("products")) state.products = member(root, "products", &json::is_string).get<std::string>();
   state.config = config_from_json(member(root, "config", &json::is_object), path, {}, false);
   return state;
 }

@@ -47,6 +47,7 @@ struct RunState {
   std::vector<DataFile> train, val;  // val is empty if the run does not evaluate
   SpikeHistory spikes;
   std::string matmul_choices;                 // the measured algorithms, which a resumed run must use again
+  std::string products;                       // matmul_library() of the program that wrote it; "" if unknown
   Config config;                              // the resolved settings
   std::map<std::string, std::string> others;  // files by name: the tokenizer, kinds that are files; not in state.json
 };

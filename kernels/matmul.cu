@@ -614,3 +614,4 @@ void matmul_workspace(size_t bytes, int parts) {
 }
 
 MatmulChoices* matmul_choices() { return &device().choices; }
+std::string matmul_library() { return format("cuBLASLt %zu", cublasLtGetVersion()); }

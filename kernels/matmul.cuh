@@ -2,6 +2,7 @@
 // In place of D another matrix C can be added: D = op(A) op(B) + C.
 // kernels/matmul.cu does them with cuBLASLt, emulation/cpu/matmul.cpp with OpenBLAS on the CPU. Floor: 2 m n k FLOPs.
 #pragma once
+#include <string>
 #include <type_traits>
 
 #include "base/error.h"
@@ -74,3 +75,6 @@ void matmul_workspace(size_t bytes, int most_parts = MATMUL_PARTS);
 
 // What has been chosen for the current device; nullptr where there is nothing to choose between, as on the CPU.
 MatmulChoices* matmul_choices();
+
+// The library that multiplies, its version and, on the CPU, its kernels: on them the bits depend.
+std::string matmul_library();

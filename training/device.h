@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "kernels/gpu.cuh"
+#include "kernels/matmul.cuh"
 #include "ranks/ranks.h"
 
 struct DeviceInfo {
@@ -12,6 +12,7 @@ struct DeviceInfo {
   int processors;          // multiprocessors, or cores
   size_t free_memory;      // bytes
   double peak_bf16_flops;  // per second; dense tensor-core peak from the data sheet; 0 if unknown
+  std::string products = matmul_library();
 };
 
 // Dense bf16 operations per second of a device by its name; 0 if the name is unknown, or that of a part of a GPU (MIG).

@@ -100,6 +100,7 @@ void Training::save_unless_saved() {
   state_.next_window = state_.tokens / config_.model.context;
   state_.spikes = spikes_.history();
   if (const MatmulChoices* choices = matmul_choices()) state_.matmul_choices = choices->text();
+  state_.products = device_.products;
   save(model_, run_, state_, background_);
 }
 

@@ -28,6 +28,10 @@ void use_product_cache(const DeviceInfo& device, bool remeasure) {
 }
 
 void take_products(const Checkpoint& from, const DeviceInfo& device) {
+  const std::string &before = from.state.products, &now = device.products;
+  if (!before.empty() && before != now)
+    std::printf("matrix products by %s round differently from those before this checkpoint, by %s\n", now.c_str(),
+                before.c_str());
   if (MatmulChoices* choices = matmul_choices()) print(choices->take(from.state.matmul_choices), device, from.path);
 }
 

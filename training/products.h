@@ -13,7 +13,8 @@
 // 0, which prints how many it took and how old they are. remeasure: takes none.
 void use_product_cache(const DeviceInfo& device, bool remeasure);
 
-// Takes the choices that the checkpoint's run has made; rank 0 prints how many and how old they are.
+// Takes the choices that the checkpoint's run has made; rank 0 prints how many and how old they are. If the run's
+// products were another library's, or other kernels of it, that is printed too.
 void take_products(const Checkpoint& from, const DeviceInfo& device);
 
 // Makes rank 0's choices those of all ranks, before the first step or evaluation that counts. For that every rank makes

@@ -126,6 +126,11 @@ template <class TIn, class TOut> int chosen_slice(const Matmul<TIn, TOut>& p) {
 
 }  // namespace
 
+std::string matmul_library() {
+  std::string config = openblas_get_config();  // "OpenBLAS 0.3.21 DYNAMIC_ARCH ..."
+  return config.substr(0, config.find(' ', config.find(' ') + 1)) + " " + openblas_get_corename();
+}
+
 template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cudaStream_t stream) {
   [[maybe_unused]] static const bool one_thread = (openblas_set_num_threads(1), true);
   Matmul<TIn, TOut> p = given;

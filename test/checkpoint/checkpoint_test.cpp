@@ -52,6 +52,7 @@ struct Checkpoints : testing::Test {
     c.state.val = {{"val.bin", 800, "0c"}};
     c.state.spikes = {{0.1, 1.0f / 3, 5e-324, 3e300}, {1.5, 2}, 7};
     c.state.matmul_choices = "GPU\t1\t2\n";
+    c.state.products = "a library";
     c.state.config = small_config();
     c.state.others = {{"vocab.json", "{}"}};
     return c;
@@ -91,6 +92,7 @@ TEST_F(Checkpoints, EverythingReadsBack) {
   EXPECT_EQ(found.spikes.grad_norm, expected.spikes.grad_norm);
   EXPECT_EQ(found.spikes.skipped, 7);
   EXPECT_EQ(found.matmul_choices, expected.matmul_choices);
+  EXPECT_EQ(found.products, expected.products);
   EXPECT_EQ(config_text(found.config), config_text(expected.config));  // a 64-bit seed and small numbers included
 
   SafetensorsReader model(folder + "/model.safetensors"), optimizer(folder + "/optimizer.safetensors");

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import unittest.mock
 
 from support.runs import AGAIN, ENDLESS, FILES, LARGE, Runs
 from support.workspace import CRASH, TEXT, TRAIN, default_signals, shard
@@ -32,6 +33,19 @@ class Interrupted(Runs):
   def test_killed_at_random_moments(self):
     self.kill_at_random_moments(seed=4, longest=1 / 3, kill=lambda process, _: process.kill(),
                                 codes=(0, -signal.SIGKILL), errors="^$")  # no checkpoint was found damaged
+
+  def test_other_kernels_of_matrix_products_are_named(self):
+    """The bits depend on them."""
+    constant = {"optimizer__schedule": "constant", "optimizer__warmup_steps": 0}
+    self.run_ok(train__steps=20, **constant)
+    self.assertNotIn("round differently", self.run_ok("--resume", train__steps=30, **constant).stdout)
+    with unittest.mock.patch.dict(os.environ, OPENBLAS_CORETYPE="Nehalem", ONEDNN_MAX_CPU_ISA="SSE41"):
+      done = self.run_ok("--resume", **constant)
+    _, before, now = (line["versions"]["products"] for line in self.metrics(kind="start"))
+    if before == now:
+      self.skipTest("the kernels of the library cannot be chosen here")
+    self.assertIn(f"matrix products by {now} round differently from those before this checkpoint, by {before}\n",
+                  done.stdout)
 
   def test_another_schedule_keeps_the_optimizers_state(self):
     constant = {"optimizer__schedule": "constant", "optimizer__warmup_steps": 0}
