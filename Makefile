@@ -6,7 +6,7 @@
 #   KINDS="my_score.cuh"    also the kinds of these files (attention/score.h)
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 all: train
-include scripts/toolchain.mk  # what this machine has: sets BACKEND, NVCC, ARCH, NCCL, HAVE_PCRE2
+include scripts/toolchain.mk  # what this machine has: sets BACKEND, NVCC, ARCH, NCCL, HAVE_...
 BUILD := build/$(if $(filter ptx,$(BACKEND)),ptx-$(ARCH),$(BACKEND))$(addprefix -,$(SAN))
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
@@ -62,13 +62,14 @@ endif
 ifeq ($(BACKEND),cpu)
   # emulation/cpu/ has its own cuda_runtime.h, cuda_bf16.h, ... in place of the CUDA toolkit's.
   HOST += -march=$(MARCH) -fno-math-errno -fno-trapping-math -Iemulation/cpu -Wno-unknown-pragmas
+  HOST += -DHAVE_ONEDNN=$(HAVE_ONEDNN)
   # The header that nearly every file includes is compiled once for each -O (its functions would keep another one): that
   # saves a fifth of the whole build's time.
   COMMON = $(BUILD)/common$(firstword $(OPTIMIZE)).h
   PRECOMPILED := $(if $(SAN),$(COMMON),$(BUILD)/common-O1.h $(BUILD)/common-O3.h)
   COMPILE_CPP = $(HOST) -include $(COMMON) -x c++
   COMPILE_CU = $(COMPILE_CPP)
-  LIBRARIES += -lopenblas
+  LIBRARIES += -lopenblas $(if $(filter 1,$(HAVE_ONEDNN)),-ldnnl -lgomp)
 else
   CODE := $(if $(filter ptx,$(BACKEND)),compute,sm)
   TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a)) \

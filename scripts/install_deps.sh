@@ -10,7 +10,8 @@ set -euo pipefail
 
 packages=(g++ make nlohmann-json3-dev libcli11-dev libopenblas-dev libpcre2-dev
   python3 python3-numpy python3-matplotlib curl ca-certificates)
-optional=(bible-kjv)  # the quick start's text; without it the quick start downloads another one
+# The quick start's text, without which it downloads another one; oneDNN, without which OpenBLAS multiplies.
+optional=(bible-kjv libdnnl-dev)
 while [ $# -gt 0 ]; do
   case "$1" in
     --tests) packages+=(libgtest-dev) ;;

@@ -1,6 +1,6 @@
-# What this machine has for a build: the compilers and their versions, GPUs, NCCL, PCRE2. Sets BACKEND, ARCH, NCCL and
-# HAVE_PCRE2 where the user has not, refuses what cannot work before a compiler's error explains it, and ends a build
-# with the summary of what it can do.
+# What this machine has for a build: the compilers and their versions, GPUs, NCCL, PCRE2, oneDNN. Sets BACKEND, ARCH,
+# NCCL, HAVE_PCRE2 and HAVE_ONEDNN where the user has not, refuses what cannot work before a compiler's error explains
+# it, and ends a build with the summary of what it can do.
 BACKEND ?= auto
 MARCH ?= native
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(shell command -v nvcc || echo /usr/local/cuda/bin/nvcc))
@@ -85,12 +85,18 @@ ifndef NCCL
 endif
 HAVE_PCRE2 := $(shell echo | $(CXX) -E -DPCRE2_CODE_UNIT_WIDTH=8 -include pcre2.h -x c++ - >/dev/null 2>&1 && \
   echo 1 || echo 0)
+# One for OpenMP, as distributions build it: each of our threads can tell that to start no others.
+HAVE_ONEDNN := $(if $(filter cpu,$(BACKEND)),$(shell \
+  printf '%s\n' '\#if DNNL_CPU_RUNTIME != DNNL_RUNTIME_OMP' '\#error' '\#endif' | \
+  $(CXX) $(CPPFLAGS) -E -include dnnl.hpp -x c++ - >/dev/null 2>&1 && echo 1 || echo 0))
 MADE_FOR = $(if $(filter cpu,$(BACKEND)),the CPU,CUDA: $(ARCH:%=sm_%)$(COMMA) PTX of compute_$(WITH_PTX))
 summary = echo './train is built for $(MADE_FOR)'
 summary += $(if $(WITHOUT_GPU),&& echo '  without $(WITHOUT_GPU)')
 summary += $(if $(filter 0,$(NCCL)),&& echo '  without several GPUs$(or $(WITHOUT_NCCL),: NCCL=0)')
 summary += $(if $(filter 0,$(HAVE_PCRE2)),&& \
   echo '  without text in GPT-2 tokens: install libpcre2-dev and run make again')
+summary += $(if $(filter 0,$(HAVE_ONEDNN)),&& \
+  echo '  without the faster matrix products of oneDNN: install libdnnl-dev and run make again')
 summary:                           ## what ./train can do here, and what it lacks for want of what
 	@$(summary)
 .PHONY: summary

@@ -1,7 +1,7 @@
-// matmul() on the CPU (contract: kernels/matmul.cuh): OpenBLAS with one thread per product, many products at once. The
-// output is cut into tiles that the pool's threads take; the cut depends on the shape alone, and so does every bit of
-// the result. bf16 operands are widened to float32 a tile's panel at a time, and the epilogue runs on the tile while it
-// is in cache.
+// matmul() on the CPU (contract: kernels/matmul.cuh): oneDNN or OpenBLAS with one thread per product, many products at
+// once. The output is cut into tiles that the pool's threads take; the cut depends on the shape alone, and so does
+// every bit of the result. OpenBLAS multiplies float32: bf16 operands are widened a tile's panel at a time. The
+// epilogue runs on the tile while it is in cache.
 // For tests PLUSGPT_MATMUL=choose makes it as on a GPU: several algorithms, one of which each process picks by itself.
 #include "kernels/matmul.cuh"
 
@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "emulation/cpu/onednn.h"
 #include "emulation/cpu/pool.h"
 #include "emulation/cpu/streams.h"
 #include "kernels/bias.cuh"
@@ -73,12 +74,18 @@ void finish_row(Epilogue e, TOut* out, float* sums, int width, const TIn* bias, 
     for (int c = 0; c < width; c++) out[c] = from_float<TOut>(sums[c]);
 }
 
-// bf16 goes in slices of k, so that both panels stay in the second-level cache.
+// Widened bf16 goes in slices of k, so that both panels stay in the second-level cache.
 template <class TIn> constexpr int SLICE = std::is_same_v<TIn, float> ? 1 << 30 : 512;
 
-// slice: how much of k is added up at a time.
+void multiply_floats(const cpu::Product& p, const float* a, const float* b, float* d) {
+  if (cpu::multiply_by_onednn(p, a, b, d)) return;
+  cblas_sgemm(CblasRowMajor, p.trans_a ? CblasTrans : CblasNoTrans, p.trans_b ? CblasTrans : CblasNoTrans, p.m, p.n,
+              p.k, 1.0f, a, p.lda, b, p.ldb, p.beta, d, p.ldd);
+}
+
+// most: how much of k is added up at a time.
 template <class TIn, class TOut>
-void multiply_tile(const Matmul<TIn, TOut>& p, int slice, int row, int column, int height, int width) {
+void multiply_tile(const Matmul<TIn, TOut>& p, int most, int row, int column, int height, int width) {
   static thread_local std::vector<float> a_buffer, b_buffer, d_buffer;
   TOut* out = p.d + size_t(row) * p.ldd + column;
   float *sums, beta = p.beta;
@@ -94,15 +101,18 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int slice, int row, int column, i
       for (int r = 0; r < height; r++)
         for (int c = 0; c < width; c++) sums[size_t(r) * width + c] = to_float(out[size_t(r) * p.ldd + c]);
   }
-  for (int k = 0; k < p.k; k += slice) {
-    int depth = std::min(slice, p.k - k);
-    Panel a = p.trans_a ? widen(p.a + size_t(k) * p.lda + row, p.lda, depth, height, a_buffer)
-                        : widen(p.a + size_t(row) * p.lda + k, p.lda, height, depth, a_buffer);
-    Panel b = p.trans_b ? widen(p.b + size_t(column) * p.ldb + k, p.ldb, width, depth, b_buffer)
-                        : widen(p.b + size_t(k) * p.ldb + column, p.ldb, depth, width, b_buffer);
-    cblas_sgemm(CblasRowMajor, p.trans_a ? CblasTrans : CblasNoTrans, p.trans_b ? CblasTrans : CblasNoTrans, height,
-                width, depth, 1.0f, a.data, a.ld, b.data, b.ld, beta, sums, ld_sums);
-    beta = 1;
+  auto a_at = [&](int k) { return p.a + (p.trans_a ? size_t(k) * p.lda + row : size_t(row) * p.lda + k); };
+  auto b_at = [&](int k) { return p.b + (p.trans_b ? size_t(column) * p.ldb + k : size_t(k) * p.ldb + column); };
+  for (int k = 0, depth; k < p.k; k += depth, beta = 1) {
+    depth = std::min(most, p.k - k);
+    cpu::Product product{height, width, depth, p.trans_a, p.trans_b, p.lda, p.ldb, ld_sums, true, beta};
+    if (std::is_same_v<TIn, bf16> && cpu::multiply_by_onednn(product, a_at(k), b_at(k), sums)) continue;
+    depth = std::min(depth, SLICE<TIn>);
+    Panel a =
+        p.trans_a ? widen(a_at(k), p.lda, depth, height, a_buffer) : widen(a_at(k), p.lda, height, depth, a_buffer);
+    Panel b = p.trans_b ? widen(b_at(k), p.ldb, width, depth, b_buffer) : widen(b_at(k), p.ldb, depth, width, b_buffer);
+    multiply_floats({height, width, depth, p.trans_a, p.trans_b, a.ld, b.ld, ld_sums, false, beta}, a.data, b.data,
+                    sums);
   }
   for (int r = 0; r < height; r++) {
     TIn* aux = p.aux ? p.aux + size_t(row + r) * p.ldd + column : nullptr;
@@ -114,19 +124,20 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int slice, int row, int column, i
 
 // The algorithms to choose from: k in 1 to 4 parts, whose sums round differently. What is fastest on a GPU differs from
 // process to process, so here a hash of the process's number decides.
-template <class TIn, class TOut> int chosen_slice(const Matmul<TIn, TOut>& p) {
+template <class TIn, class TOut> int chosen_part(const Matmul<TIn, TOut>& p) {
   MatmulChoices* choices = matmul_choices();
-  if (!choices) return SLICE<TIn>;
+  if (!choices) return p.k;
   std::string shape = format("in%zu out%zu m%d n%d k%d %d%d acc%d ep%d", sizeof(TIn), sizeof(TOut), p.m, p.n, p.k,
                              p.trans_a, p.trans_b, p.c ? 2 : p.beta != 0, int(p.epilogue));
   if (!choices->find(shape))
     choices->choose(shape, format("%zu", 1 + std::hash<std::string>()(format("%d ", getpid()) + shape) % 4));
-  return std::min(SLICE<TIn>, ceil_div(p.k, std::max(1, std::atoi(choices->find(shape)->c_str()))));
+  return ceil_div(p.k, std::max(1, std::atoi(choices->find(shape)->c_str())));
 }
 
 }  // namespace
 
 std::string matmul_library() {
+  if (std::string kernels = cpu::onednn_kernels(); !kernels.empty()) return kernels;
   std::string config = openblas_get_config();  // "OpenBLAS 0.3.21 DYNAMIC_ARCH ..."
   return config.substr(0, config.find(' ', config.find(' ') + 1)) + " " + openblas_get_corename();
 }
@@ -137,11 +148,11 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cud
   check_matmul(p);
   if (p.m == 0 || p.n == 0) return;
   ProfileScope scope("matmul", stream);
-  cpu::put_on(stream, [p, slice = chosen_slice(p)] {
+  cpu::put_on(stream, [p, part = chosen_part(p)] {
     Tiling tiles(p.m, p.n);
     cpu::parallel_for(tiles.rows * tiles.columns, [&](int i) {
       int row = i / tiles.columns * tiles.height, column = i % tiles.columns * tiles.width;
-      multiply_tile(p, slice, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
+      multiply_tile(p, part, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
     });
   });
   if (p.dbias) bias_backward(p.dbias, p.b, p.scratch, p.k, p.biased, p.ldb, stream);

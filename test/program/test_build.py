@@ -75,7 +75,9 @@ esac"""
 
   def test_summary(self):
     """A build says at its end for what it is, and what was left out for want of what."""
-    self.assertEqual(self.summary("BACKEND=cpu", "HAVE_PCRE2=1"), "./train is built for the CPU\n")
+    self.assertEqual(self.summary("BACKEND=cpu", "HAVE_PCRE2=1", "HAVE_ONEDNN=1"), "./train is built for the CPU\n")
+    self.assertIn("without the faster matrix products of oneDNN", self.summary("BACKEND=cpu", "HAVE_ONEDNN=0"))
+    self.assertNotIn("oneDNN", self.summary("BACKEND=cuda"))
     self.assertIn("without text in GPT-2 tokens: install libpcre2-dev", self.summary("BACKEND=cpu", "HAVE_PCRE2=0"))
     self.assertIn("without a GPU: nvidia-smi shows none here; make BACKEND=cuda", self.summary())
     without_nvcc = self.make("NVCC=/none", goals=("-s", "summary"), gpu="9.0").stdout
