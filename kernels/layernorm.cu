@@ -4,10 +4,10 @@
 #include "kernels/reduce.cuh"
 
 // Rows of up to SHORT channels: a thread per row. On a GPU the cache keeps such rows between the passes; on the CPU
-// layer no thread waits for another, and waiting is most of the cost of a short row there. Longer rows: a warp per row,
-// in registers as long as they fit.
+// layer no thread waits for another, and waiting is most of a row's cost there (wider rows leave the other kernels to
+// its tests). Longer rows: a warp per row, in registers as long as they fit.
 
-constexpr int SHORT = 256;
+constexpr int SHORT = on_cpu ? 768 : 256;
 constexpr int LN_WARPS = 4;
 // The rows that a block has at once, with this many threads a row.
 template <int THREADS> constexpr int ROWS = THREADS == 1 ? 64 : LN_WARPS;
