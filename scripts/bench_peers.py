@@ -2,7 +2,7 @@
 """Measures GPT-2 124M and its attention in PyTorch, as its users write them, beside ours: speed and memory on one GPU.
 
     python3 scripts/bench_peers.py [--ours build/cuda | FILE.json] [--out FILE] [--minutes 8] [--only LSSAR]
-    python3 scripts/bench_peers.py --cpu                   the quick start's steps beside PyTorch's, on this CPU
+    python3 scripts/bench_peers.py --cpu                   steps of two small models beside PyTorch's, on this CPU
     python3 scripts/bench_peers.py --tiny --out FILE       runs everything once on the CPU, very small
 
 Needs PyTorch. bench/README.md says what is measured, and has the tables.
@@ -189,8 +189,9 @@ class Machine:
     self.name = "CPU" if tiny else bench_table.processor() if cpu else torch.cuda.get_device_name()
     self.flush = torch.empty(2**10 if self.cpu else 2**30, dtype=torch.uint8, device=self.device)
 
-  def autocast(self):
-    return contextlib.nullcontext() if self.cpu else torch.autocast("cuda", torch.bfloat16)
+  def autocast(self, precision=None):
+    bf16 = not self.cpu if precision is None else precision == "bf16"
+    return torch.autocast(self.device, torch.bfloat16) if bf16 else contextlib.nullcontext()
 
   def compile(self, what):
     return torch.compile(what, dynamic=False, backend="aot_eager" if self.tiny else "inductor")
@@ -249,7 +250,7 @@ class Machine:
       self.free()
 
 
-def stepper(machine, peer, size, micro):
+def stepper(machine, peer, size, micro, precision=None):
   """Makes a model and two steps, and returns the function that makes an optimizer step of `micro_steps` micro steps."""
   torch.manual_seed(1)
   model = Gpt(size, peer.attend, machine.dtype).to(machine.device)
@@ -261,7 +262,7 @@ def stepper(machine, peer, size, micro):
 
   def step(micro_steps):
     for _ in range(micro_steps):
-      with machine.autocast():
+      with machine.autocast(precision):
         loss = run(inputs, targets) / micro_steps
       loss.backward()
     nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -287,45 +288,54 @@ def train(machine, peer, size, micro):
           "memory_bytes": memory}
 
 
-def quick_start():
-  with open(QUICK_START, encoding="utf-8") as file:
-    config = json.load(file)
-  model, batch = config["model"], config["batch"]
-  return Size(QUICK_START, model["layers"], model["heads"], model["channels"], model["context"], model["vocab"],
-              batch["micro"], batch["tokens"], (), (), 0, 0)
+# On the CPU: name, settings beside the quick start's, steps in a turn.
+CpuModel = namedtuple("CpuModel", "name settings steps")
+CPU_MODELS = (CpuModel("the quick start's model", {}, 40),
+              CpuModel("6 layers, 384 channels, T 256", {"model.layers": 6, "model.heads": 6, "model.channels": 384,
+                                                         "model.context": 256, "batch.tokens": 4096}, 6))
 
 
-def our_steps(count):
-  """The commit of ./train, and the milliseconds of each of its steps of the quick start."""
+def size_of(model):
+  config = common.read_json(QUICK_START)
+  at = {**{f"{part}.{key}": value for part in ("model", "batch") for key, value in config[part].items()},
+        **model.settings}
+  return Size(model.name, *(at["model." + key] for key in ("layers", "heads", "channels", "context", "vocab")),
+              at["batch.micro"], at["batch.tokens"], (), (), 0, 0)
+
+
+def our_steps(model, precision):
+  """The start line of ./train, and the median of the milliseconds of a model's steps."""
   with tempfile.TemporaryDirectory(dir="runs") as folder:
-    settings = {"name": os.path.basename(folder), "train.steps": count, "eval.every": 0, "checkpoint.every": 0,
-                "log.every": count}
+    settings = {"name": os.path.basename(folder), "train.steps": model.steps, "eval.every": 0, "checkpoint.every": 0,
+                "log.every": model.steps, "precision": precision, **model.settings}
     common.train(os.environ.get("TRAIN", "./train"), QUICK_START, "--overwrite", settings=settings)
     run = metrics.Run(folder)
-    return run.start["commit"], [line["ms"] for line in run.lines if line["type"] == "train"]
+    return run.start, statistics.median(line["ms"] for line in run.lines if line["type"] == "train")
 
 
-def in_turns(machine, turns=5, count=40):
-  """Our commit, and {name: medians of a step in ms by turn}, ours first."""
-  size = quick_start()
+def in_turns(machine, model, turns=5):
+  """Our start line, and {precision: {name: medians of a step in ms by turn}}, ours first."""
+  size = size_of(model)
   os.makedirs("runs", exist_ok=True)
   eager = Peer("eager", "softmax", fused, None, compiled=False)
-  steps = {peer.name: stepper(machine, peer, size, size.micro)
-           for peer in (eager, eager._replace(name="torch.compile", compiled=True))}
-  rows = {"plusgpt": [], **{name: [] for name in steps}}
+  peers_here = (eager, eager._replace(name="torch.compile", compiled=True))
+  steps = {precision: {peer.name: stepper(machine, peer, size, size.micro, precision) for peer in peers_here}
+           for precision in ("fp32", "bf16")}
+  rows = {precision: {"plusgpt": [], **{name: [] for name in named}} for precision, named in steps.items()}
   for turn in range(turns):
-    commit, times = our_steps(count)
-    rows["plusgpt"].append(statistics.median(times))
-    for name, step in steps.items():
-      times = []
-      for _ in range(count):
-        start = time.perf_counter()
-        step(size.tokens // (size.micro * size.context))
-        times.append(1e3 * (time.perf_counter() - start))
-      rows[name].append(statistics.median(times))
-    print(f"turn {turn + 1} of {turns}: " + ", ".join(f"{name} {row[-1]:.1f} ms" for name, row in rows.items()),
-          file=sys.stderr, flush=True)
-  return commit, rows
+    for precision, named in steps.items():
+      start, ms = our_steps(model, precision)
+      rows[precision]["plusgpt"].append(ms)
+      for name, step in named.items():
+        times = []
+        for _ in range(model.steps):
+          begin = time.perf_counter()
+          step(size.tokens // (size.micro * size.context))
+          times.append(1e3 * (time.perf_counter() - begin))
+        rows[precision][name].append(statistics.median(times))
+      print(f"{model.name}, turn {turn + 1} of {turns}, {precision}: " +
+            ", ".join(f"{name} {row[-1]:.1f} ms" for name, row in rows[precision].items()), file=sys.stderr, flush=True)
+  return start, rows
 
 
 def whole_step(machine, peer, size):
@@ -395,7 +405,7 @@ def main():
   parser.add_argument("--minutes", type=float, default=8, help="start no measurement of PyTorch after this time [8]")
   parser.add_argument("--only", default="", help="only peers whose name contains this")
   where = parser.add_mutually_exclusive_group()
-  where.add_argument("--cpu", action="store_true", help="the quick start's steps, on the CPU")
+  where.add_argument("--cpu", action="store_true", help="steps of two small models, on the CPU")
   where.add_argument("--tiny", action="store_true", help="try the script on the CPU, in float32")
   arguments = parser.parse_args()
   if not (arguments.tiny or arguments.cpu or torch.cuda.is_available()):
@@ -408,10 +418,12 @@ def main():
     torch.set_num_threads(1)  # there is nothing to share
   if arguments.cpu:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    commit, rows = in_turns(machine)
+    measured = {model.name: in_turns(machine, model) for model in CPU_MODELS}
+    start = measured[CPU_MODELS[0].name][0]
     result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name,
-              "threads": torch.get_num_threads(), "torch": torch.__version__, "model": QUICK_START, "commit": commit,
-              "step_ms": rows}
+              "threads": torch.get_num_threads(), "torch": torch.__version__, "commit": start["commit"],
+              "products": start["versions"]["products"],
+              "step_ms": {name: rows for name, (_, rows) in measured.items()}}
     bench_table.write(arguments.out, result)
     print(bench_table.cpu_peers(result), f"\n\nwritten to {arguments.out}")
     return

@@ -204,19 +204,30 @@ def peers(result):
 
 
 def cpu_peers(result):
-  """The quick start's step in turns with PyTorch's, which bench_peers.py --cpu measured."""
-  rows = result["step_ms"]
+  """Steps of small models in turns with PyTorch's, which bench_peers.py --cpu measured."""
+  def spread(values, digits):
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
-  def ratio(name):
-    ratios = sorted(other / mine for other, mine in zip(rows[name], rows["plusgpt"]))
-    return "" if name == "plusgpt" else f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-  return (f"{result['device']}, {result['threads']} threads, commit {result['commit']}, PyTorch {result['torch']}; "
-          f"{result['model']}, float32; the median of {len(rows['plusgpt'])} turns (least to most).\n\n"
-          ) + tables.of_columns(rows, {
-              "": lambda name: name if name == "plusgpt" else "PyTorch, " + name,
-              "ms a step": lambda name: f"{statistics.median(rows[name]):.1f} "
-                                        f"({min(rows[name]):.1f} to {max(rows[name]):.1f})",
-              "PyTorch's time / ours": ratio})
+  def cells(rows, name):
+    for of_precision in rows.values():
+      yield spread(of_precision[name], 1)
+      yield "" if name == "plusgpt" else spread([other / mine for other, mine in
+                                                 zip(of_precision[name], of_precision["plusgpt"])], 2)
+
+  def best(rows, ours):
+    """Of each turn, over precisions and modes."""
+    return [min(turn) for turn in zip(*(times for of_precision in rows.values()
+                                        for name, times in of_precision.items() if (name == "plusgpt") == ours))]
+
+  parts = [f"{result['device']}, {result['threads']} threads, commit {result['commit']} ({result['products']}), "
+           f"PyTorch {result['torch']}; medians of the turns (least to most)."]
+  for model, rows in result["step_ms"].items():
+    shares = [mine / other for mine, other in zip(best(rows, True), best(rows, False))]
+    header = [model] + [title for precision in rows for title in (precision + ", ms a step", "PyTorch's time / ours")]
+    parts += [tables.markdown(header, [[name if name == "plusgpt" else "PyTorch, " + name, *cells(rows, name)]
+                                       for name in next(iter(rows.values()))]),
+              f"Our best takes {spread(shares, 2)} of the time of PyTorch's best."]
+  return "\n\n".join(part.strip() for part in parts)
 
 
 def main():

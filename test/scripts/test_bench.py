@@ -193,13 +193,16 @@ class Tables(ScriptTest):
 
   def test_peers_in_turns(self):
     self.write("README.md", "<!-- table:peers_cpu -->\n<!-- /table -->\n")
-    result = {"device": "A CPU", "threads": 2, "torch": "2.9", "commit": "abc", "model": "a model",
-              "step_ms": {"plusgpt": [50, 40, 60], "eager": [100, 60, 150]}}  # ratios 2, 1.5, 2.5
+    fp32 = {"plusgpt": [50, 40, 60], "eager": [100, 60, 150]}  # ratios 2, 1.5, 2.5
+    bf16 = {"plusgpt": [30, 50, 40], "eager": [60, 80, 90]}  # our best 30, 40, 40, PyTorch's 60, 60, 90
+    result = {"device": "A CPU", "threads": 2, "torch": "2.9", "commit": "abc", "products": "a library",
+              "step_ms": {"a model": {"fp32": fp32, "bf16": bf16}}}
     self.table(self.write("peers_cpu.json", json.dumps(result)))
     text = self.text_of("README.md")
-    self.assertIn("the median of 3 turns", text)
-    self.assertIn("| plusgpt | 50.0 (40.0 to 60.0) |  |", text)
-    self.assertIn("| PyTorch, eager | 100.0 (60.0 to 150.0) | 2.00 (1.50 to 2.50) |", text)
+    self.assertIn("| plusgpt | 50.0 (40.0 to 60.0) |  | 40.0 (30.0 to 50.0) |  |", text)
+    self.assertIn("| PyTorch, eager | 100.0 (60.0 to 150.0) | 2.00 (1.50 to 2.50) | 80.0 (60.0 to 90.0) | "
+                  "2.00 (1.60 to 2.25) |", text)
+    self.assertIn("Our best takes 0.50 (0.44 to 0.67) of the time of PyTorch's best.", text)
 
 
 class Floors(ScriptTest):
