@@ -10,6 +10,11 @@
 
 extern "C" void omp_set_num_threads(int);
 
+#ifdef __SANITIZE_THREAD__
+// oneDNN keeps all threads' kernels in one cache. It is compiled without ThreadSanitizer, which does not see it wait.
+extern "C" const char* __tsan_default_suppressions() { return "race:libdnnl.so"; }
+#endif
+
 namespace cpu {
 namespace {
 
