@@ -1,5 +1,10 @@
-// A kind of attention in one file. `make KINDS=path/my_score.cuh` builds ./train with it, attention.variant=my_score
-// trains with it, `make check-kind KINDS=path/my_score.cuh` tests it. The file is named like the kind and holds
+// A kind of attention in one file. `make KINDS="path/my_score.cuh ..."` builds ./train with it, and with the data of
+// the quick start or your own
+//
+//     ./train configs/quickstart.json --set attention.variant=my_score
+//
+// trains with it; `make check-kind KINDS=path/my_score.cuh` tests it in a few minutes. The file is named like the
+// kind and holds
 //
 //     #include "attention/score.h"
 //     // Softmax of soft-capped scores that fall with the distance, as steeply as each head learns.
@@ -17,13 +22,13 @@
 //   weights     what becomes of f in row i: e^f / sum e^f (softmax), f / sum f (sum; f >= 0) or f itself (none)
 //   parameters  may be left out. Each is a key attention.NAME with a default, a range, a line of help; in f they are
 //               at.parameter[0], [1] ... in this order. Training does not change them.
-//   learned     may be left out. Numbers that each head learns, with the value that they begin with; in f they are
-//               at.learned[0], [1] ...; at most four numbers, fixed and learned
-//   pytorch     may be left out: f in Python, of z, i, j, n, head, heads and the numbers by name, with which a
-//               checkpoint opens in transformers
-//   f           of z, a score that the row sees, as prepare.cu and a bias leave it. Masked scores get no weight,
-//               whatever f makes of them. at: i and j of query and key, from 1; n, the keys that row i sees; head of
-//               heads, from 1
+//   learned     may be left out. Numbers that each head of each layer learns, without weight decay, with the value that
+//               they begin with; in f they are at.learned[0], [1] ...; at most four numbers, fixed and learned
+//   pytorch     may be left out: f in Python, of z, i, j, n, head, heads and the numbers by their names, with which a
+//               checkpoint opens in transformers. check-kind compares it with f if PYTHON=... has both libraries
+//   f           of z, a score that the row sees: q . k after attention.qk_norm, scale and bias. Masked scores get no
+//               weight, whatever f makes of them. at: i and j of query and key, from 1; n, the keys that row i sees;
+//               head of heads, from 1
 //
 // f computes with + - * / and exp, log, sqrt, tanh, sigmoid, softplus, relu, square, abs, max, min; what lies between
 // is auto. It must not branch on z, so its derivative cannot be wrong: numbers carry value and slope in the backward

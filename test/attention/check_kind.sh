@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # For `make check-kind`: test/attention/check_kind.sh "FILE.cuh..." PROGRAM..., which build/cpu has. The programs run
 # over a build's kinds; then bits must be equal over threads, ranks, streams and after an interruption; then PyTorch's
-# formulas are compared, if PYTHON=... or python3 has torch and transformers. Exit 1 if anything failed.
+# formulas are compared, if PYTHON=... or python3 has torch and transformers. The last line is the verdict; exit 1 if
+# anything failed.
 set -eu
 kinds=$1
 shift
@@ -14,9 +15,11 @@ echo "=== threads, ranks, streams, interruptions"
 echo "=== PyTorch"
 with_formula=$(grep -l 'pytorch = ' $kinds || true)
 if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
-  echo "not compared: $python has no torch and transformers; PYTHON=... names one that has"
+  left="; not compared with PyTorch: $python has no torch and transformers, PYTHON=... names one that has"
 elif [ -z "$with_formula" ]; then
-  echo "not compared: no file has a formula in PyTorch"
+  left="; not compared with PyTorch: no formula"
 else
+  left=
   "$python" scripts/compare.py transformers --train build/cpu/train --kinds $with_formula
 fi
+echo "passed: $(echo $names)$left"
