@@ -312,16 +312,19 @@ Numbers<P> ref_attention(const AttentionSetup& s, const AttentionShape& shape, c
 // Returns dqkv; dsinks [H] += if sinks are learned. terms[0], [1]: the largest sums of slope (|dO| . |v| + its mean)
 // times |k| and |q|, the sizes of the terms whose differences are dq and dk. first: only queries from there on count.
 // dbias [B, H, T] += the gradient of the bias; terms[3]: the sizes of its terms. dlearned [LEARNED][H] += the gradients
-// of learned numbers; terms[4]: the sizes of their terms.
+// of learned numbers; terms[4]: the sizes of their terms. terms[2] and [5], of a file whose weights are f / sum f: what
+// dv and the outputs change by if each score changes by all of itself, which is much where a row's f are nearly 0.
 template <class P>
 Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape& shape, const Numbers<P>& qkv,
                                   const Numbers<P>& dout, const Numbers<P>& sinks = {}, Numbers<P>* dsinks = nullptr,
                                   double* terms = nullptr, int first = 0, const Numbers<Exact>& bias = {},
                                   Numbers<P>* dbias = nullptr, Numbers<P>* dlearned = nullptr) {
   using R = typename P::real;
-  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv), out = ref_attention<P>(s, shape, qkv, sinks, first, bias),
-                                                        bias_sizes(shape.rows(), R(0)),
-                                                        learned_sizes(MOST_PARAMETERS * shape.H);
+  Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv),
+      out = ref_attention<P>(s, shape, qkv, sinks, first, bias), bias_sizes(shape.rows(), R(0)),
+      learned_sizes(MOST_PARAMETERS * shape.H), out_sizes(out.size(), R(0));
+  const KindFile* file = kind_file(s.kind);
+  bool divides = file && file->weights == RowWeights::sum;
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++)
       for (int i = first; i < shape.T; i++) {
@@ -368,19 +371,23 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
             dqkv[v + d] += p[n] * dout_row[d];
           }
           if (!terms) continue;
-          R size = dp_size[n] + mean_size;
+          R size = dp_size[n] + mean_size, moved = divides ? std::fabs(score_slope[n] * z[n]) : R(0);
           for (int row : {i, j}) bias_sizes[head + row] += std::fabs(score_slope[n]) * size;
           for (int d = 0; d < shape.D; d++) {
             sizes[q + d] += std::fabs(slope[n] * size * qkv[k + d]);
             sizes[k + d] += std::fabs(slope[n] * size * qkv[q + d]);
+            sizes[v + d] += moved * std::fabs(dout_row[d]);
+            out_sizes[shape.out(b, i, h, d)] += moved * std::fabs(qkv[v + d]);
           }
         }
       }
   for (R& x : dqkv) x = P::round(x);
   for (size_t i = 0; terms && i < sizes.size(); i++) {
     size_t part = i / (size_t(shape.H) * shape.D) % 3;
-    if (part < 2) terms[part] = std::max(terms[part], as_double(sizes[i]));
+    terms[part] = std::max(terms[part], as_double(sizes[i]));
   }
+  for (size_t i = 0; divides && terms && i < out_sizes.size(); i++)
+    terms[5] = std::max(terms[5], as_double(out_sizes[i]));
   for (size_t i = 0; terms && !bias.empty() && i < bias_sizes.size(); i++)
     terms[3] = std::max(terms[3], as_double(bias_sizes[i]));
   for (R size : learned_sizes)

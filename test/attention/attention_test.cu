@@ -135,7 +135,7 @@ template <class T> struct Comparison {
            const Numbers<Exact>& bias = {}) {
     AttentionSetup s = with_learned<T>(setup, shape.H);
     auto result = run_attention<T>(setup, shape, qkv, dout, sinks, shift, 0, bias);
-    double terms[5] = {};
+    double terms[6] = {};
     auto reference = [&]<class P>(P, double* terms) {
       auto x = widen<P>(qkv), sink = widen<P>(sinks);
       Numbers<P> dsink(sinks.size(), 0.5f), dc(bias.size(), 0.0f), dl(s.learned.size(), 0.5f);
@@ -145,7 +145,7 @@ template <class T> struct Comparison {
     };
     auto [exact, dexact, exact_dsinks, exact_dbias, exact_dlearned] = reference(Exact(), terms);
     auto [naive, dnaive, naive_dsinks, naive_dbias, naive_dlearned] = reference(Naive<T>(), nullptr);
-    out.add(result.out, exact, naive);
+    out.add(result.out, exact, naive, terms[5]);
     int part = 0;
     for (Pool* pool : {&dq, &dk, &dv}) {
       pool->add(part_of(shape, result.dqkv, part), part_of(shape, dexact, part), part_of(shape, dnaive, part),
@@ -413,7 +413,7 @@ TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
     auto last = [&](auto values) { return decltype(values)(values.begin() + shape.out(0, first, 0), values.end()); };
     expect_close(name + " out", last(result.out), last(ref_attention<Exact>(s, shape, x, {}, first)),
                  last(ref_attention<Naive<T>>(s, shape, nx, {}, first)), u<T>);
-    double terms[3] = {};
+    double terms[6] = {};
     auto exact = ref_attention_backward<Exact>(s, shape, x, d, {}, nullptr, terms, first);
     auto naive = ref_attention_backward<Naive<T>>(s, shape, nx, nd, {}, nullptr, nullptr, first);
     for (int part = 0; part < 3; part++)
