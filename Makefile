@@ -4,7 +4,7 @@
 #   NCCL=0                  without NCCL (default if it is missing)    SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention              HEAD_DIM=64     only kernels of these head sizes
 #   KINDS="my_score.cuh"    also the kinds of these files (attention/score.h)
-MAKEFLAGS += -j$(shell nproc) --no-print-directory
+MAKEFLAGS += $(if $(filter 0,$(MAKELEVEL)),-j$(shell nproc)) --no-print-directory
 all: train
 include scripts/toolchain.mk  # what this machine has: sets BACKEND, NVCC, ARCH, NCCL, HAVE_...
 BUILD := build/$(if $(filter ptx,$(BACKEND)),ptx-$(ARCH),$(BACKEND))$(addprefix -,$(SAN))
@@ -95,7 +95,7 @@ SAY = $(if $(V),,@echo '$(1) $(2)';)
 IF_NEW = > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi  # written only if it changes
 .PHONY: all test tests quickstart bench clean help FORCE
 train: $(BUILD)/train FORCE
-	@ln -sfn $(BUILD)/train train
+	@$(if $(KINDS),$(BUILD)/train --help > /dev/null && )ln -sfn $(BUILD)/train train  # refuses wrong parameters
 	@$(summary)
 $(BUILD)/train: $(BUILD)/main.cpp.o $(TRAIN_OBJECTS) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK)

@@ -4,7 +4,7 @@
 // gradient of a masked score are 0, whatever f makes of it.
 #pragma once
 #include "attention/policies.cuh"
-#define SCORE_CODE __device__ __forceinline__
+#define SCORE_CODE constexpr __device__ __forceinline__
 #include "attention/score.h"
 
 template <class Maths> struct DeviceFunctions {

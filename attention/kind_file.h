@@ -32,19 +32,22 @@ template <class File> KindFile kind_file_of(const char* name, const char* path, 
 // ---- what a file must have; make states these at the line of its SCORE(name)
 
 template <class File> constexpr bool has_weights = requires { RowWeights(File::weights); };
-template <class File, class Z = Score<HostFunctions<double>, true>, class At = PlaceOfScore<typename Z::Constant, Z>>
-constexpr bool has_formula = requires(Z z, At at) {
-  File::f(z, at);
-};
-template <class File, class Z = Score<HostFunctions<double>, true>, class At = PlaceOfScore<typename Z::Constant, Z>>
-constexpr bool returns_score() {
-  using C = typename Z::Constant;
-  if constexpr (has_formula<File>) {
-    using Result = decltype(File::f(Z(), At()));
-    return std::is_same_v<Result, Z> || std::is_same_v<Result, C>;
-  }
-  return true;
+template <class File> constexpr bool returns_score() {
+  using Z = Score<HostFunctions<double>, true>;
+  using Result = decltype(File::f(Z(), PlaceOfScore<File, typename Z::Constant, Z>()));
+  return std::is_same_v<Result, Z> || std::is_same_v<Result, typename Z::Constant>;
 }
+// Whether f can be computed while it compiles, where functions are constants: it reads no numbers beyond its own.
+struct ConstantFunctions {
+  using Real = double;
+  static constexpr Real of(Real) { return 1; }
+  static constexpr auto exp = of, log = of, sqrt = of, tanh = of, sigmoid = of, softplus = of;
+  static constexpr Real divide(Real, Real) { return 1; }
+};
+template <class File> constexpr FormulaOf<File, ConstantFunctions> constant_formula = {1, 1};
+template <class File> constexpr bool reads_its_numbers = requires {
+  requires(constant_formula<File>.value(1, 1, 1, 1) < HUGE_VAL);
+};
 template <class File> constexpr bool names_are_keys() {
   std::string_view names[2 * MOST_PARAMETERS] = {}, words[] = {"z", "i", "j", "n", "head", "heads", "torch"};
   size_t count = 0;
@@ -59,7 +62,8 @@ template <class File> constexpr bool names_are_keys() {
 template <class File> constexpr bool ranges_are_written() {
   return std::ranges::all_of(File::parameters, [](const ScoreKey& parameter) {
     std::string_view range = parameter.allowed;
-    return range.size() > 4 && (range[0] == '[' || range[0] == '(') && range.find(',') != range.npos &&
+    return range.find_first_not_of("0123456789.e+-inf, ([])") == range.npos && range.size() > 4 &&
+           (range[0] == '[' || range[0] == '(') && range.find(',') != range.npos &&
            (range.back() == ']' || range.back() == ')');
   });
 }
@@ -67,8 +71,10 @@ template <class File> constexpr bool ranges_are_written() {
   static_assert(has_weights<FILE>,                                                                         \
                 "say what becomes of f: static constexpr RowWeights weights = RowWeights::softmax;"        \
                 " or sum, or none");                                                                       \
-  static_assert(has_formula<FILE>, "there is no formula: add FORMULA f(Z z, At at) { return z; }");        \
   static_assert(returns_score<FILE>(), "f must return a formula of z, not a plain number");                \
+  static_assert(reads_its_numbers<FILE>,                                                                   \
+                "f reads at.parameter[k] or at.learned[k] of a k that the file does not declare, or calls" \
+                " what the head of attention/score.h does not list");                                      \
   static_assert(std::size(FILE::parameters) + std::size(FILE::learned) <= MOST_PARAMETERS,                 \
                 "at most four numbers, fixed and learned");                                                \
   static_assert(names_are_keys<FILE>(),                                                                    \

@@ -30,9 +30,10 @@
 //               weight, whatever f makes of them. at: i and j of query and key, from 1; n, the keys that row i sees;
 //               head of heads, from 1
 //
-// f computes with + - * / and exp, log, sqrt, tanh, sigmoid, softplus, relu, square, abs, max, min; what lies between
-// is auto. It must not branch on z, so its derivative cannot be wrong: numbers carry value and slope in the backward
-// pass, values alone in the forward pass, and both in double in the tests' reference.
+// f computes with + - * / and exp, log, sqrt, tanh, sigmoid, softplus, relu, square, abs, max, min alone; what lies
+// between is auto, not float. It must not branch on z, so its derivative cannot be wrong: numbers carry value and slope
+// in the backward pass, values alone in the forward pass, and both in double in the tests' reference. What only values
+// show, as f < 0 or an overflow, make does not see: run check-kind before long runs.
 // Plain C++ too, for tests and for the list of kinds (kinds.cpp).
 #pragma once
 #include <cmath>
@@ -41,9 +42,10 @@
 #include "attention/settings.h"
 
 #ifndef SCORE_CODE  // of a kernel: formula.cuh
-#define SCORE_CODE inline __attribute__((always_inline))
+#define SCORE_CODE constexpr inline __attribute__((always_inline))
 #endif
-#define SCORE(NAME) struct score_##NAME : ScoreDefaults
+// f need not use its place.
+#define SCORE(NAME) _Pragma("GCC diagnostic ignored \"-Wunused-parameter\"") struct score_##NAME : ScoreDefaults
 #define FORMULA template <class Z, class At> static SCORE_CODE auto
 
 // A value, with SLOPES also its derivative by the score. Functions: Real, and functions of it.
@@ -151,10 +153,18 @@ struct ScoreDefaults {
 
 // ---- what calls f
 
+// The numbers of a file. One that it does not declare is beyond the array, so that no constant can be made of it:
+// kind_file.h refuses such an f.
+template <class X, int DECLARED> struct NumbersOfFile {
+  X all[MOST_PARAMETERS] = {};
+  SCORE_CODE X operator[](int n) const { return all[n < DECLARED ? n : MOST_PARAMETERS]; }
+};
+
 // Where a score is. L: of learned numbers, with a slope where the gradient is by them.
-template <class C, class L> struct PlaceOfScore {
-  C i, j, n, head, heads, parameter[MOST_PARAMETERS];
-  L learned[MOST_PARAMETERS];
+template <class File, class C, class L> struct PlaceOfScore {
+  C i, j, n, head, heads;
+  NumbersOfFile<C, std::size(File::parameters)> parameter = {};
+  NumbersOfFile<L, std::size(File::learned)> learned = {};
 };
 
 // f of a head, and its derivatives by z and by a learned number. numbers: parameters, then learned numbers.
@@ -164,17 +174,17 @@ template <class File, class Functions> struct FormulaOf {
   using Z = Score<Functions, true>;
   static constexpr int FIXED = std::size(File::parameters), LEARNED = std::size(File::learned);
   R head = 0, heads = 0, numbers[MOST_PARAMETERS] = {};
-  template <class L> SCORE_CODE PlaceOfScore<C, L> place(R i, R j, R n) const {
-    PlaceOfScore<C, L> at = {i, j, n, head, heads, {}, {}};
-    for (int p = 0; p < FIXED; p++) at.parameter[p] = numbers[p];
-    for (int l = 0; l < LEARNED; l++) at.learned[l] = C(numbers[FIXED + l]);
+  template <class L> SCORE_CODE PlaceOfScore<File, C, L> place(R i, R j, R n) const {
+    PlaceOfScore<File, C, L> at = {i, j, n, head, heads};
+    for (int p = 0; p < FIXED; p++) at.parameter.all[p] = numbers[p];
+    for (int l = 0; l < LEARNED; l++) at.learned.all[l] = C(numbers[FIXED + l]);
     return at;
   }
   SCORE_CODE R value(R z, R i, R j, R n) const { return C(File::f(C(z), place<C>(i, j, n))).value; }
   SCORE_CODE Z with_slope(R z, R i, R j, R n) const { return File::f(Z(z, 1), place<C>(i, j, n)); }
   SCORE_CODE R slope_by_learned(int l, R z, R i, R j, R n) const {
     auto at = place<Z>(i, j, n);
-    at.learned[l].slope = 1;
+    at.learned.all[l].slope = 1;
     return Z(File::f(C(z), at)).slope;
   }
 };

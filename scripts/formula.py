@@ -56,6 +56,10 @@ def add_file(path):
   fixed, learned = ({each: float(value) for each, value in numbers[what].items()} for what in numbers)
   names = "".join(f", {each}" for each in [*fixed, *learned])
   body = "".join(re.findall(r"\"([^\"]*)\"", pytorch[1]))
-  f = eval(f"lambda z, i, j, n, head, heads{names}: {body}", {"torch": torch, "F": torch.nn.functional})
+  try:
+    f = eval(f"lambda z, i, j, n, head, heads{names}: {body}", {"torch": torch, "F": torch.nn.functional})
+    f(*torch.ones(6 + len(fixed) + len(learned)))
+  except Exception as problem:  # whatever a formula may do wrong
+    stop(f"{path}: its pytorch formula fails: {problem}")
   FORMULAS[name] = (row_weights[1], tuple(fixed), learned, f)
   return name, fixed

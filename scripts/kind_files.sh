@@ -30,6 +30,8 @@ for file; do
   [ -n "$line" ] || refuse "KINDS: $file:1: has no SCORE($name) { ... }; see the head of attention/score.h"
   [[ $line =~ SCORE\(\ *$name\ *\) ]] ||
     refuse "KINDS: $file:${line%%:*}: must say SCORE($name), as the file is named; rename one"
+  grep -q 'FORMULA  *f *(' "$file" ||
+    refuse "KINDS: $file:${line%%:*}: there is no formula: add FORMULA f(Z z, At at) { return z; }"
   seen+=" $name"
   path=$(realpath "$file")
   includes+="#include \"$path\""$'\n'

@@ -44,12 +44,15 @@ std::string name_and_hash(const KindFile& file) { return std::string(file.name) 
 
 }  // namespace
 
-void check_key_of(const KindFile& file, const std::string& parameter, const std::vector<ConfigRow>& others) {
-  std::string key = "attention." + parameter;
+void check_parameter(const KindFile& file, const ScoreKey& parameter, const std::vector<ConfigRow>& others) {
+  std::string key = format("attention.%s", parameter.name), place = place_of(file, format("\"%s\"", parameter.name));
   for (const ConfigRow& row : others)
     if ((row.key + std::string(".")).starts_with(key + "."))
       user_error("%s: the parameter \"%s\" would be the key %s, which there is already; give it another name",
-                 place_of(file, "\"" + parameter + "\"").c_str(), parameter.c_str(), key.c_str());
+                 place.c_str(), parameter.name, key.c_str());
+  if (!interval(parameter.allowed).contains(parameter.initial))
+    user_error("%s: the default %g of \"%s\" is not in its range %s; change one", place.c_str(), parameter.initial,
+               parameter.name, parameter.allowed);
 }
 
 std::vector<ConfigRow> rows_of_files(Config& c, std::vector<ConfigRow> others) {
@@ -61,7 +64,7 @@ std::vector<ConfigRow> rows_of_files(Config& c, std::vector<ConfigRow> others) {
     const KindFile& file = kind_files()[n];
     for (size_t p = 0; p < file.parameters.size(); p++) {
       const ScoreKey& parameter = file.parameters[p];
-      check_key_of(file, parameter.name, others);
+      check_parameter(file, parameter, others);
       rows.push_back({all[n].keys[p].c_str(), &c.attention.parameters[file.first_parameter + p], parameter.allowed,
                       nullptr, parameter.help, AtResume::refused, false, &all[n].needs});
       others.push_back(rows.back());

@@ -51,9 +51,10 @@ struct ConfigRow {
 };
 std::vector<ConfigRow> config_rows(Config& config);
 ConfigRow config_row(Config& config, const std::string& key);  // one of them
-// Those of the kinds that are files. check_key_of(): a user_error if a parameter's key is one of others.
+// Those of the kinds that are files. check_parameter(): a user_error if a parameter's key is one of others, or its
+// default is outside its range.
 std::vector<ConfigRow> rows_of_files(Config& config, std::vector<ConfigRow> others);
-void check_key_of(const KindFile& file, const std::string& parameter, const std::vector<ConfigRow>& others);
+void check_parameter(const KindFile& file, const ScoreKey& parameter, const std::vector<ConfigRow>& others);
 
 // What a variant changes: key and value, the value as in --set. The first one changes nothing.
 struct Variant {

@@ -399,10 +399,13 @@ TEST(ConfigErrors, ParametersOfFilesAreNewKeys) {
   Config c;
   KindFile file = {};
   file.path = "/a/x.cuh", file.text = "one line\n\n{\"power\", 1}, {\"gate\", 1}";
-  auto check = [&](const char* name) { check_key_of(file, name, config_rows(c)); };
+  auto check = [&](const char* name, double initial = 1) {
+    check_parameter(file, {name, initial, "(0, 10]", "help"}, config_rows(c));
+  };
   for (const char* name : {"power", "gate"})
     expect_user_error(
         [&] { check(name); },
         {format("/a/x.cuh:3: the parameter \"%s\" would be the key attention.%s", name, name), "give it another name"});
+  expect_user_error([&] { check("pow", 0); }, {"/a/x.cuh:", "the default 0 of \"pow\" is not in its range (0, 10]"});
   EXPECT_NO_THROW(check("pow"));
 }
