@@ -20,8 +20,9 @@
 //     };
 //
 //   weights     what becomes of f in row i: e^f / sum e^f (softmax), f / sum f (sum; f >= 0) or f itself (none)
-//   parameters  may be left out. Each is a key attention.NAME with a default, a range, a line of help; in f they are
-//               at.parameter[0], [1] ... in this order. Training does not change them.
+//   parameters  may be left out. Each is a key attention.NAME, which no other file of the build has too, with a
+//               default, a range, a line of help; in f they are at.parameter[0], [1] ... in this order. Training keeps
+//               them.
 //   learned     may be left out. Numbers that each head of each layer learns, without weight decay, with the value that
 //               they begin with; in f they are at.learned[0], [1] ...; at most four numbers, fixed and learned
 //   pytorch     may be left out: f in Python, of z, i, j, n, head, heads and the numbers by their names, with which a

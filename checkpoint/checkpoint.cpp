@@ -228,6 +228,18 @@ std::string read_checkpoint(const std::string& folder, bool training, Checkpoint
   }
 }
 
+std::string damage_of_weights(const std::string& folder) {
+  std::string path = folder + "/state.json";
+  if (!is_there(path)) return "";
+  try {
+    json root = parse_json(unsealed_state(path), "checkpoint", path);
+    verify_file(folder, MODEL_FILE, member(member(root, "files", &json::is_object), MODEL_FILE, &json::is_object));
+    return "";
+  } catch (const Damage& damage) {
+    return damage.what();
+  }
+}
+
 std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, bool training,
                                             std::vector<SkippedCheckpoint>* skipped) {
   std::vector<StepFolder> folders = step_folders(run_path);

@@ -82,6 +82,9 @@ inline constexpr const char* REMOVED = "it was removed just now";
 // read permission is a user_error, and a disk that fails to return the bytes, but may later, is a failure.
 std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint);
 
+// What is wrong with the weights of a folder that says in a state.json how they were written; "" too if it has none.
+std::string damage_of_weights(const std::string& folder);
+
 // The newest intact checkpoint of a run, if it has one. Newer ones that are not intact are appended to `skipped`.
 std::optional<Checkpoint> newest_checkpoint(const std::string& run_path, bool training,
                                             std::vector<SkippedCheckpoint>* skipped);

@@ -192,11 +192,13 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   std::vector<std::string> differences;
   std::string changes;
   if (found.contains("plusgpt")) try {  // one of our checkpoints
-      Config theirs = config_from_json(found["plusgpt"], path, {}, false);
+      // The file says nothing of the batch, which must suit its context.
+      json context = found["plusgpt"].value("/model/context"_json_pointer, json(Config().model.context));
+      Config theirs = config_from_json(found["plusgpt"], path, {"batch.tokens=" + context.dump()}, false);
       for (const ChangedSetting& change : changed_model(theirs, config))
         if (change.key != "model.head.outputs")  // another head's tensors have other shapes, and a new one is reported
           append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
-    } catch (const UserError& error) {
+    } catch (const std::exception& error) {
       differences.push_back(error.what());
     }
   if (!changes.empty()) differences.push_back(path + ": the weights were trained with " + changes);

@@ -90,6 +90,11 @@ int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool 
   if (!std::filesystem::exists(folder.path + "/model.safetensors", error))
     user_error("config: init = \"%s\" is not a folder with a model.safetensors%s; name one, as runs/NAME/step_00001000",
                init.c_str(), error ? (": " + error.message()).c_str() : "");
+  if (std::string damage = damage_of_weights(folder.path); !damage.empty())
+    user_error(
+        "config: init = \"%s\": %s; name another checkpoint, or remove state.json there if the weights were changed on "
+        "purpose",
+        init.c_str(), damage.c_str());
   load_init(model, folder.path + "/model.safetensors");
   std::printf("weights from %s\n", folder.path.c_str());
   for (const std::string& difference : model_differences(folder.path, model.config()))

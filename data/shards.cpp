@@ -36,8 +36,10 @@ struct Format {
   const char* make;  // which programs write such files
 };
 const Format token_shard = {"token shard", "tokens", 20240520, make_shards},
-             label_file = {"label file", "labels", 20261101,
-                           "scripts/newton.py probe-data and scripts/passkey.py make --labels write label files"};
+             label_file = {
+                 "label file", "labels", 20261101,
+                 "scripts/prepare_text.py --answer-field, scripts/passkey.py make --labels and scripts/newton.py "
+                 "probe-data write label files"};
 
 // Returns the number of bytes read, fewer than asked only at the end of the file.
 int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {

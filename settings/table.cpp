@@ -204,7 +204,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     only_with(LABELS, {"train.label_mean", choice(c.train.label_mean, label_mean_names), "", no,
                        "the loss is the mean over all labels, or over the means of sequences that have any"}),
     {"train.recompute", choice(c.train.recompute, recompute_names), "", no,
-     "what the backward pass computes again to save memory", may_change},
+     "what the backward pass computes again to save memory; gelu changes last digits in bf16", may_change},
     {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,
      "1: each rank keeps its share of the optimizer's state", may_change},
 

@@ -31,8 +31,9 @@ void report_divergence(Model& model, const std::string& run, int64_t step, StepR
   if (step == 1)
     failure(
         "step 1: loss %g, gradient norm %g, before any update; %s. The learning rate is not the cause: check the "
-        "settings of model and attention, and precision%s",
+        "settings of model and attention, and precision%s%s",
         result.loss, result.grad_norm, where.c_str(),
+        model.config().kind_file.empty() ? "" : ", and the formula of the kind's file, by make check-kind",
         model.config().init.empty() ? "" : (", the weights of init = " + model.config().init).c_str());
   // The weights after step - 1 gave this loss; those of earlier steps gave finite ones.
   std::string from = checkpoint_before(run, step - 1);

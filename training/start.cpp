@@ -61,9 +61,8 @@ void take_run_folder(Flags& flags) {
   flags.config = place.run + "/config.json";
   bool configured = is_there(flags.config);
   if (!configured && is_there(place.run + "/metrics.jsonl"))
-    user_error(
-        "command line: %s holds only evaluations and has no config.json; name the configuration they were made with",
-        place.run.c_str());
+    user_error("command line: %s has no config.json; name the configuration with which its files were made",
+               place.run.c_str());
   if (!configured)
     user_error(
         "command line: %s is a folder, but there is no %s; name a configuration file, a run (runs/NAME) or one of its "

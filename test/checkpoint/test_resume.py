@@ -231,7 +231,7 @@ class Interrupted(Runs):
     for name, said in (
         ("runs", "runs is a folder, but there is no runs/config.json; name a configuration"),
         ("runs/nosuch", "runs/nosuch does not exist; give a configuration file or the folder of a run"),
-        ("runs/looked", "runs/looked holds only evaluations and has no config.json; name the configuration"),
+        ("runs/looked", "runs/looked has no config.json; name the configuration"),
         ("runs/tiny/step_00000040/config.json", "transformers, not .* folder: ./train runs/tiny/step_00000040\n")):
       self.assertRegex(self.train(name, "--eval", code=2).stderr, said)
 

@@ -229,6 +229,20 @@ class BadInit(Workspace):
     self.write("start/model.safetensors", self.bytes_of("start/model.safetensors")[:-1])
     self.bad(names=["model.safetensors", "cut short"], init="start")
 
+  def test_what_a_checkpoint_says_of_itself(self):
+    """Damage ends the run; other attention is warned of, whatever the context divides."""
+    start = {"model__context": 24, "batch__tokens": 48, "train__steps": 1, "optimizer__warmup_steps": 0}
+    self.ok("--set", "name=first", **start, attention__variant="lssar")
+    start["init"] = "runs/first/step_00000001"
+    self.assertIn('attention.kind = "lssar" (here "softmax")', self.ok("--overwrite", **start).stderr)
+    self.assertEqual(self.ok("--overwrite", **start, attention__variant="lssar").stderr, "")
+    weights = bytearray(self.bytes_of(start["init"] + "/model.safetensors"))
+    weights[-3] ^= 1
+    self.write(start["init"] + "/model.safetensors", bytes(weights))
+    self.bad(names=["init", "has the checksum", "state.json"], wrote_nothing=False, **start)
+    os.remove(self.path(start["init"], "state.json"))
+    self.ok("--overwrite", **start)
+
   def test_another_size_of_model(self):
     write_safetensors(self.path("start", "model.safetensors"), self.tensors)
     self.bad(names=["model.safetensors", "wte.weight|channels"], init="start", model__channels=32)
