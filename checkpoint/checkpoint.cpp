@@ -153,6 +153,14 @@ RunState parsed_state(const json& root, const std::string& path) {
   return state;
 }
 
+json json_of_state(const std::string& text, const std::string& path) {
+  try {
+    return parse_json(text, "checkpoint", path);
+  } catch (const UserError& error) {
+    throw Damage(error.what());
+  }
+}
+
 void verify_file(const std::string& folder, const std::string& name, const json& entry) {
   std::string path = folder + "/" + name;
   check_present(path, name);
@@ -196,12 +204,7 @@ std::string write_checkpoint(RunDir& run, const CheckpointContent& content) {
 static std::string read_held_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint) {
   try {
     std::string path = folder + "/state.json", text = unsealed_state(path);
-    json root;
-    try {
-      root = parse_json(text, "checkpoint", path);
-    } catch (const UserError& error) {
-      throw Damage(error.what());
-    }
+    json root = json_of_state(text, path);
     checkpoint->path = folder;
     checkpoint->checksum = checksum_text(text);
     checkpoint->state = parsed_state(root, path);
@@ -232,7 +235,7 @@ std::string damage_of_weights(const std::string& folder) {
   std::string path = folder + "/state.json";
   if (!is_there(path)) return "";
   try {
-    json root = parse_json(unsealed_state(path), "checkpoint", path);
+    json root = json_of_state(unsealed_state(path), path);
     verify_file(folder, MODEL_FILE, member(member(root, "files", &json::is_object), MODEL_FILE, &json::is_object));
     return "";
   } catch (const Damage& damage) {

@@ -371,11 +371,14 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
             dqkv[v + d] += p[n] * dout_row[d];
           }
           if (!terms) continue;
-          R size = dp_size[n] + mean_size, moved = divides ? std::fabs(score_slope[n] * z[n]) : R(0);
+          R size = dp_size[n] + mean_size;
           for (int row : {i, j}) bias_sizes[head + row] += std::fabs(score_slope[n]) * size;
           for (int d = 0; d < shape.D; d++) {
             sizes[q + d] += std::fabs(slope[n] * size * qkv[k + d]);
             sizes[k + d] += std::fabs(slope[n] * size * qkv[q + d]);
+          }
+          for (int d = 0; divides && d < shape.D; d++) {
+            R moved = std::fabs(score_slope[n] * z[n]);
             sizes[v + d] += moved * std::fabs(dout_row[d]);
             out_sizes[shape.out(b, i, h, d)] += moved * std::fabs(qkv[v + d]);
           }
