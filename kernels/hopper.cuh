@@ -20,8 +20,9 @@ __host__ __device__ constexpr int tile_place(int row, int column) {
 }
 
 // A tensor [batches, rows, heads, channels] of bf16 in global memory, of which tiles are copied. Strides are in
-// elements and, like the address, multiples of 8 (16 bytes); channels are contiguous. The driver's header describes the
-// stride of a batch as a multiple of a row's, and a row's as a multiple of a head's.
+// elements and, like the address, multiples of 8 (16 bytes); channels are contiguous, and a multiple of 8 too: an H200
+// stores whole 16 bytes, also those that end behind the last channel. The driver's header describes the stride of a
+// batch as a multiple of a row's, and a row's as a multiple of a head's.
 struct TensorShape {
   int batches, rows, heads, channels;
   size_t batch_stride, row_stride, head_stride;
@@ -51,6 +52,7 @@ struct TensorMap {
 // Describes the tensor to the copy engine, for tiles of tile_rows (at most 256) rows. Throws Failure if the driver
 // refuses. Pass it to the kernel by value, as `const __grid_constant__ TensorMap`.
 inline TensorMap tensor_map(const bf16* x, const TensorShape& shape, int tile_rows) {
+  if (shape.channels % 8) failure("tensor_map of %d channels: they are not a multiple of 8", shape.channels);
   // looked up by name, so that the program links and starts without a driver
   static const auto encode = [] {
     void* function = nullptr;

@@ -460,7 +460,8 @@ void mbarrier_wait(Mbarrier& barrier, unsigned parity, const char* file, int lin
 TensorMap tensor_map(const bf16* x, const TensorShape& s, int tile_rows) {
   const char* wrong = reinterpret_cast<uintptr_t>(x) % 16 ? "its address is not a multiple of 16"
                       : s.batches < 1 || s.rows < 1 || s.heads < 1 || s.channels < 1 ? "an extent is below 1"
-                      : s.batch_stride % 8 || s.row_stride % 8 || s.head_stride % 8  ? "a stride is not a multiple of 8"
+                      : s.channels % 8                                              ? "channels are not a multiple of 8"
+                      : s.batch_stride % 8 || s.row_stride % 8 || s.head_stride % 8 ? "a stride is not a multiple of 8"
                       : !s.head_stride || s.row_stride % s.head_stride || !s.row_stride || s.batch_stride % s.row_stride
                           ? "strides are not multiples of each other"
                       : tile_rows < 1 || tile_rows > 256 ? "tiles have 1 to 256 rows"

@@ -75,7 +75,7 @@ struct Box {
 // [B, T, 3, H, D] as attention's inputs, heads one after the other, channels with padding, and far apart
 const TensorShape shapes[] = {{2, 77, 3, 64, 77 * 576, 576, 64},
                               {2, 50, 2, 128, 50 * 432, 432, 144},
-                              {1, 9, 2, 36, 800, 80, 40},
+                              {1, 9, 2, 40, 960, 96, 48},
                               {2, 130, 1, 8, 130 * 16, 16, 8}};
 size_t elements(const TensorShape& s) {
   return s.batch_stride * size_t(s.batches) + s.row_stride * size_t(s.rows) + s.head_stride * size_t(s.heads);
@@ -517,6 +517,7 @@ TEST_F(Hopper, TensorMapsThatTheDriverWouldRefuse) {
   TensorShape good{1, 4, 1, 64, 256, 64, 64};
   EXPECT_NO_THROW(tensor_map(x, good, 256));
   EXPECT_THROW(tensor_map(x + 1, good, 64), Failure);
+  EXPECT_THROW(tensor_map(x, {1, 4, 1, 60, 256, 64, 64}, 64), Failure);
   for (int rows : {0, 257}) EXPECT_THROW(tensor_map(x, good, rows), Failure);
   auto refuse = [&](int rows, size_t batch, size_t row, size_t head) {
     EXPECT_THROW(tensor_map(x, {1, rows, 1, 64, batch, row, head}, 64), Failure) << rows << " rows, stride " << batch;
