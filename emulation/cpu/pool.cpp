@@ -52,17 +52,11 @@ Pool pool;
 
 constexpr int patience = 2000;  // pauses before a thread sleeps: about 20 us, more than between two launches
 
-// While it lives, this thread takes subnormal numbers, below 2^-126, for 0, in what it reads and in what it writes: a
-// processor's arithmetic with them is 100 times slower, and a model that learns badly is full of them.
-struct SubnormalsAreZero {
-  uint64_t before = float_modes();
-  SubnormalsAreZero() { set_float_modes(before | subnormals_are_zero); }
-  ~SubnormalsAreZero() { set_float_modes(before); }
-};
-
 void Pool::work([[maybe_unused]] int worker, [[maybe_unused]] int workers) {
   inside_task = 1;
-  SubnormalsAreZero here;
+  // A processor's arithmetic with subnormal numbers, below 2^-126, is 100 times slower, and a model that learns badly is
+  // full of them.
+  FloatModes here(float_modes() | subnormals_are_zero);
   auto guarded = [&](int64_t i) {
     try {
       task(context, i);

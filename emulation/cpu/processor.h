@@ -15,6 +15,13 @@ void* first_frame(char* top, void (*entry)());
 uint64_t float_modes();
 void set_float_modes(uint64_t);
 extern const uint64_t subnormals_are_zero;
+// Sets them for as long as it lives.
+struct FloatModes {
+  uint64_t before = float_modes();
+  explicit FloatModes(uint64_t modes) { set_float_modes(modes); }
+  FloatModes(const FloatModes&) = delete;
+  ~FloatModes() { set_float_modes(before); }
+};
 
 void relax();  // in a loop that waits for another OS thread: about 10 ns
 

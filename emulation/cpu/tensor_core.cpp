@@ -1,6 +1,6 @@
 // How tensor cores add (arXiv 2511.10909, whose model is equal to the hardware's results bit for bit). A step takes an
-// accumulator and 16 products; the exponent of a product is the sum of its factors' exponents, not normalised, and a
-// zero counts as -126. With e the largest exponent of the terms, each is cut towards zero to a multiple of 2^(e - F);
+// accumulator and 16 products; the exponent of a product is the sum of its factors' exponents, not normalised. A zero
+// product has none, as seen on an H200 (the model gives it -126), a zero accumulator -126. With e the largest exponent of the terms, each is cut towards zero to a multiple of 2^(e - F);
 // the cut terms are added exactly, and the sum is cut towards zero to float32. Hopper and Blackwell: F = 25. Ampere and
 // Ada: F = 24, and the two halves of 8 products one after the other. Here mma is Ampere's, the harsher one.
 //
@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "emulation/cpu/processor.h"
 #include "emulation/cpu/scheduler.h"
 
 namespace cpu {
@@ -67,12 +68,14 @@ float cut_to_float(double x) {
   return further && std::fabs(x) < 0x1p128 ? std::nextafter(f, 0.0f) : f;
 }
 
-CPU_NO_TSAN float add_one_by_one(float c, const float* a, const float* b, int b_stride, Rule rule) {
+// Out of line, so that nothing of it moves out of its caller's modes.
+[[gnu::noinline]] CPU_NO_TSAN float add_in_double(float c, const float* a, const float* b, int b_stride, Rule rule) {
   double plain = c, sum = 0;
   int e = exponent_of(c);
   for (int k = 0; k < rule.terms; ++k) {
-    plain += double(a[k]) * b[k * b_stride];
-    e = std::max(e, exponent_of(a[k]) + exponent_of(b[k * b_stride]));
+    float right = b[k * b_stride];
+    plain += double(a[k]) * right;
+    if (a[k] != 0 && right != 0) e = std::max(e, exponent_of(a[k]) + exponent_of(right));
   }
   if (!std::isfinite(plain)) return float(plain);
   double units = power_of_two(rule.digits - e);
@@ -80,15 +83,22 @@ CPU_NO_TSAN float add_one_by_one(float c, const float* a, const float* b, int b_
   for (int k = 0; k < rule.terms; ++k) sum += cut(double(a[k]) * b[k * b_stride]);
   return cut_to_float((sum + cut(c)) / units);
 }
+// Tensor cores keep the subnormal numbers that threads of the CPU layer take for 0 (pool.cpp).
+CPU_NO_TSAN float add_one_by_one(float c, const float* a, const float* b, int b_stride, Rule rule) {
+  FloatModes here(float_modes() & ~subnormals_are_zero);
+  return add_in_double(c, a, b, b_stride, rule);
+}
 
 // ---- the rule for vectors of elements, where the largest exponent is far from float32's ends
 
 constexpr int NOT_FINITE = 3000, LOWEST = 254 - 100, HIGHEST = 254 + 100;  // exponents + 254, as of sums of two fields
+constexpr int ZERO = -1000;
 
-// The exponent field of x, by which a zero counts as the lowest exponent, 1, and what is not finite exceeds HIGHEST.
+// The exponent field of x. Beside a zero a product's is negative; beside what is not finite it exceeds HIGHEST.
 CPU_NO_TSAN inline int16_t field_of(float x) {
-  int field = int(__builtin_bit_cast(uint32_t, x) >> 23 & 255);
-  return int16_t(field == 255 ? NOT_FINITE : std::max(field, 1));
+  uint32_t bits = __builtin_bit_cast(uint32_t, x) << 1;
+  int field = int(bits >> 24);
+  return int16_t(bits == 0 ? ZERO : field == 255 ? NOT_FINITE : std::max(field, 1));
 }
 
 struct Fields {
@@ -100,7 +110,8 @@ CPU_NO_TSAN const Fields& fields_of(const CoreProduct& p) {
   static thread_local Fields f;
   auto split = [](const float* x, int n, int16_t* fields) CPU_NO_TSAN {  // returns the least field that is not a zero's
     int least = 255;
-    for (int i = 0; i < n; ++i) fields[i] = field_of(x[i]), least = std::min(least, x[i] == 0 ? 255 : int(fields[i]));
+    for (int i = 0; i < n; ++i)
+      fields[i] = field_of(x[i]), least = std::min(least, fields[i] == ZERO ? 255 : int(fields[i]));
     return least;
   };
   int least_a = 255, least_b = 255;

@@ -1,6 +1,6 @@
 // One step of a tensor core, in integers (arXiv 2511.10909, section on NVIDIA's fused dot product and addition). Terms
-// are the accumulator and the products; a product's exponent is the sum of its factors' exponents, a zero's exponent
-// -126. Each term is cut towards zero to a multiple of 2^(largest exponent - digits), and their exact sum to float32.
+// are the accumulator and the products; a product's exponent is the sum of its factors' exponents. A zero accumulator's
+// is -126; a zero product has none, as seen on an H200 (the model gives it -126 too). Each term is cut towards zero to a multiple of 2^(largest exponent - digits), and their exact sum to float32.
 // From sm_90 on a step has all 16 products and 25 digits; before, two halves follow each other with 24. Where the plain
 // sum is NaN or infinite, it is the result.
 #include "emulation/ptx/tensor_core.h"
@@ -22,6 +22,13 @@ struct Integers {
     const int32_t magnitude = ((bits & 0x7fffff) | (field ? 0x800000 : 0)) >> (23 - fraction);
     exponent = std::max(field, 1) - 127;
     significand = bits < 0 ? -magnitude : magnitude;
+  }
+};
+
+struct Factor : Integers {
+  static constexpr int32_t NONE = -1000;  // beside any other factor's less than a sum's can be
+  explicit Factor(float x) : Integers(x, 7) {
+    if (!significand) exponent = NONE;
   }
 };
 
@@ -51,7 +58,7 @@ TensorCore core_now() {
 void RightOperand::split() {
   significands_.resize(values_.size()), exponents_.resize(values_.size()), not_finite_.resize(columns_);
   for (size_t i = 0; i < values_.size(); i++) {
-    const Integers x(values_[i], 7);
+    const Factor x(values_[i]);
     significands_[i] = x.significand, exponents_[i] = x.exponent;
     if (!std::isfinite(values_[i])) not_finite_[i % columns_] = true;
   }
@@ -68,7 +75,7 @@ void RightOperand::add_part(const float* left, float* sums, int begin, int end, 
   std::vector<int64_t> total(columns_);
   for (int column = 0; column < columns_; column++) largest[column] = Integers(sums[column], 23).exponent;
   for (int k = begin; k < end; k++) {
-    const int32_t exponent = Integers(left[k], 7).exponent, *right = &exponents_[k * columns_];
+    const int32_t exponent = Factor(left[k]).exponent, *right = &exponents_[k * columns_];
     for (int column = 0; column < columns_; column++) {
       largest[column] = std::max(largest[column], exponent + right[column]);
     }
@@ -78,7 +85,7 @@ void RightOperand::add_part(const float* left, float* sums, int begin, int end, 
     total[column] = cut(sum.significand, digits - 23 + sum.exponent - largest[column]);
   }
   for (int k = begin; k < end; k++) {
-    const Integers one(left[k], 7);
+    const Factor one(left[k]);
     const int32_t *significands = &significands_[k * columns_], *exponents = &exponents_[k * columns_];
     for (int column = 0; column < columns_; column++) {
       const int32_t shift = digits - 14 + one.exponent + exponents[column] - largest[column];

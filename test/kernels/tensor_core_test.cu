@@ -49,7 +49,7 @@ TEST(TensorCore, AddsAsKnown) {
   }
 }
 
-// Where terms are tiny or 0: a product of a zero has its other factor's exponent less 126, which may be the largest.
+// Where terms are tiny or 0: a product of a zero has no exponent, whatever its other factor's is.
 TEST(TensorCore, AddsTinyTerms) {
   std::mt19937 random(1);
   auto draw = [&](int low, int high, bool zeros) {
