@@ -94,13 +94,13 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
                        [&](const Family<bf16>& f) { return f.suits_device() && f.supports(call, {}); });
   };
   if (runs(D) && !fp32 && !diagnoses) return;
-  int most = LARGEST_D;
+  int most = D;
   while (most > 0 && !runs(most)) most--;
   std::string mask =
       biased ? format("the bias \"%s\" (attention.bias, attention.layers)", bias_names[int(settings.bias)])
              : format("a window of %d keys (attention.window, attention.layers, eval.window)", settings.window);
   std::string use = fp32       ? "precision = \"fp32\"; use \"bf16\""
-                    : D > most ? format("model.head_dim = %d; use up to %d", D, most)
+                    : most < D ? format("model.head_dim = %d; use up to %d", D, most)
                                : "diagnostics; run those with the CPU build";
   user_error("config: %s has no kernels on a GPU for %s, or no %s", mask.c_str(), use.c_str(),
              biased ? "bias" : "window");

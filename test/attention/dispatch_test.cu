@@ -45,13 +45,13 @@ TEST(AttentionDispatch, TakesTheFirstFamilyThatSupportsTheCall) {
   EXPECT_EQ(called({1, 8, 1, 16}, "general"), 0);
   EXPECT_EQ(called({1, 8, 1, 16}, "stub"), 1);
   EXPECT_THROW(called({1, 8, 1, 24}, "stub"), Failure);
-  settings.window = 8;  // which hides nothing
-  EXPECT_EQ(called({1, 8, 1, 16}), 1);
-  settings.window = 7;
-  if (on_cpu) {
+  if (on_cpu) {           // a GPU has no kernels for windows in fp32
+    settings.window = 8;  // which hides nothing
+    EXPECT_EQ(called({1, 8, 1, 16}), 1);
+    settings.window = 7;
     EXPECT_EQ(called({1, 8, 1, 16}), 0);
+    settings.window = 0;
   }
-  settings.window = 0;
   suits = false;
   EXPECT_EQ(called({1, 8, 1, 16}), 0);
   EXPECT_EQ(called({1, 8, 1, 16}, "stub"), 1);

@@ -21,6 +21,12 @@ inline Config small_config(const std::string& precision, const std::vector<std::
 inline bool is_built(const Config& config) {
   return !config.some_layer([](const auto& layer) { return !attention_is_built(layer.attention.kind); });
 }
+// On a GPU windows and biases have kernels in bf16 alone (attention/dispatch.cu).
+inline bool has_kernels(const Config& config) {
+  bool masked = config.some_layer(
+      [](const auto& layer) { return layer.attention.window > 0 || layer.attention.bias != Bias::none; });
+  return is_built(config) && (on_cpu || config.precision == Precision::bf16 || !masked);
+}
 
 // Random tokens: one batch, [batch.tokens] inputs and targets.
 // With data.labels a third of the rows has a target, and weights from 0.5 to 3; with a regression head a target is K
