@@ -68,8 +68,8 @@ void matmul_release(cudaStream_t stream);
 // For measurements: from now on a product may use this many bytes of memory beside its arrays, MATMUL_WORKSPACE by
 // default, and candidates with k in 2 to most_parts parts are added to those that cuBLASLt proposes (1: none). All
 // choices are forgotten, so that they are made anew. Without effect on the CPU.
-// The default holds, as parts of k, 28 copies of the gradient of an MLP weight of GPT-2 124M, 10 of 774M.
-inline constexpr size_t MATMUL_WORKSPACE = size_t(256) << 20;
+// On an H200, 256 MiB make no gradient of GPT-2 124M's weights faster and that of qkv 8% slower (bench/LOG.md).
+inline constexpr size_t MATMUL_WORKSPACE = size_t(32) << 20;
 inline constexpr int MATMUL_PARTS = 12;
 void matmul_workspace(size_t bytes, int most_parts = MATMUL_PARTS);
 

@@ -32,7 +32,7 @@ TEST(Plan, RowsAreTheModelsArraysAndWhatLibrariesTake) {
     EXPECT_EQ(total_bytes({rows.begin(), first}), model.total());
     return MemoryRows(first, rows.end());
   };
-  MemoryRows gpu = {{"matmul workspace", 256 << 20}, {"kernels", 10 << 20}, {"CUDA context", 515396075}};
+  MemoryRows gpu = {{"matmul workspace", 32 << 20}, {"kernels", 10 << 20}, {"CUDA context", 515396075}};
   EXPECT_EQ(beside_model(1), gpu);
   config.plan.memory = "80GiB", gpu[2].second = 560 << 20;
   gpu.emplace_back("NCCL's buffers", 8 * 2 * (4194304 + 4915200 + 524288));
