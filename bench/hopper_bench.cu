@@ -54,45 +54,22 @@ static void compare(const Question& question, Kind kind, int D, int products, vo
   }
 }
 
-template <class Policy> static void in_turn(Kind kind, int forward_products) {
-  compare({"forward, consumers in turn", "0.88 to 0.95"}, kind, 64, forward_products,
-          hopper_forward_by<Policy, ForwardTile<Policy, 64>>,
-          hopper_forward_by<Policy, ForwardTile<Policy, 64, IN_TURN>>);
-  compare({"dK dV, consumers in turn", "0.90 to 0.97"}, kind, 64, 4, hopper_keys_by<Policy, KeysTile<Policy, 64>>,
-          hopper_keys_by<Policy, KeysTile<Policy, 64, IN_TURN>>);
-  compare({"dQ, consumers in turn", "0.90 to 0.97"}, kind, 64, 3, hopper_queries_by<Policy, QueriesTile<64>>,
-          hopper_queries_by<Policy, QueriesTile<64, IN_TURN>>);
+// Each kernel's consumers in turn where they are not, and not where they are.
+template <class Policy, int DIM> static void in_turn(Kind kind) {
+  auto question = [](const char* kernel, bool in_turn) {
+    return Question{format("%s, consumers %s", kernel, in_turn ? "not in turn" : "in turn"), "1.0 to 1.1"};
+  };
+  using Forward = ForwardTile<Policy, DIM>;
+  compare(question("forward", Forward::IN_TURN), kind, DIM, 2 * Policy::SWEEPS, hopper_forward_by<Policy, Forward>,
+          hopper_forward_by<Policy, ForwardTile<Policy, DIM, true>>);
+  using Keys = KeysTile<Policy, DIM>;
+  compare(question("dK dV", Keys::IN_TURN), kind, DIM, 4, hopper_keys_by<Policy, Keys>,
+          hopper_keys_by<Policy, KeysTile<Policy, DIM, true>>);
+  using Queries = QueriesTile<Policy, DIM>;
+  compare(question("dQ", Queries::IN_TURN), kind, DIM, 3, hopper_queries_by<Policy, Queries>,
+          hopper_queries_by<Policy, QueriesTile<Policy, DIM, true>>);
 }
-
-// lssar's forward with scores beside its first sweep; with tiles of 64 keys also weights beside outputs, against the
-// same tiles without (other tiles give other bits: the times of the first row show what these cost).
-template <class Policy, int DIM, HopperSize SIZE> static void overlapping(Kind kind, const std::string& tiles) {
-  auto now = hopper_forward_by<Policy, HopperTile<DIM, SIZE, 1>>;
-  compare({"forward, " + tiles + " beside products", "0.75 to 0.95"}, kind, DIM, 4, now,
-          hopper_forward_by<Policy, HopperTile<DIM, SIZE, 1, 0, OVERLAP_ALL>>);
-  compare({"forward, " + tiles + " beside products, consumers in turn", "0.75 to 0.95"}, kind, DIM, 4, now,
-          hopper_forward_by<Policy, HopperTile<DIM, SIZE, 1, 0, OVERLAP_ALL | IN_TURN>>);
-}
-
-// The launcher, with lines of 128 bytes in place of 256.
-template <class Call, void (*LAUNCHER)(const Call&)> static void with_short_lines(const Call& call) {
-  l2_promotion = 128;
-  LAUNCHER(call);
-  l2_promotion = 256;
-}
-template <class Policy> static void short_lines(Kind kind) {
-  constexpr auto forward = hopper_forward_by<Policy, ForwardTile<Policy, 64>>;
-  constexpr auto keys = hopper_keys_by<Policy, KeysTile<Policy, 64>>;
-  constexpr auto queries = hopper_queries_by<Policy, QueriesTile<64>>;
-  using Forward = ForwardCall<bf16>;
-  using Backward = BackwardCall<bf16>;
-  compare<Forward>({"forward, L2 promotion of 128 bytes for 256", "0.97 to 1.03"}, kind, 64, 2, forward,
-                   with_short_lines<Forward, forward>);
-  compare<Backward>({"dK dV, L2 promotion of 128 bytes for 256", "0.97 to 1.03"}, kind, 64, 4, keys,
-                    with_short_lines<Backward, keys>);
-  compare<Backward>({"dQ, L2 promotion of 128 bytes for 256", "0.97 to 1.03"}, kind, 64, 3, queries,
-                    with_short_lines<Backward, queries>);
-}
+template <class Policy> static void in_turn(Kind kind) { in_turn<Policy, 64>(kind), in_turn<Policy, 128>(kind); }
 
 // FoX beside softmax: other scores, so other bits.
 static void beside_fox(int D) {
@@ -129,31 +106,19 @@ static void bench(int argc, char** argv) {
   if (!on_cpu && device_properties().major != 9)
     user_error("bench_hopper: %s lacks what these kernels need, compute capability 9.0; use bench_attention",
                device_info().name.c_str());
-  using Usual = Softmax<FastMaths>;
   print_trial_head();
-  compare({"forward without compute_before_wait", "1.10 to 1.14"}, Kind::softmax, 64, 2,
-          hopper_forward_by<Usual, ForwardTile<Usual, 64>>,
-          hopper_forward_by<Usual, ForwardTile<Usual, 64, WITHOUT_FENCE>>);
-  compare({"forward without compute_before_wait", "1.10 to 1.14"}, Kind::softmax, 128, 2,
-          hopper_forward_by<Usual, ForwardTile<Usual, 128>>,
-          hopper_forward_by<Usual, ForwardTile<Usual, 128, WITHOUT_FENCE>>);
-  compare({"dK dV, 64 streamed queries for 128", "1.0 to 1.2"}, Kind::softmax, 64, 4,
-          hopper_keys_by<Usual, KeysTile<Usual, 64>>,
-          hopper_keys_by<Usual, HopperTile<64, HopperSize{64, 8}, 2, Usual::ROW_VALUES>>);
+  using Usual = Softmax<FastMaths>;
+  in_turn<Usual>(Kind::softmax);
+  in_turn<Sigmoid<FastMaths>>(Kind::sigmoid);
+  in_turn<Lssar<FastMaths, FixedPower<15>>>(Kind::lssar);
   // lssar's row values leave no room for a third step in the kernel for dK and dV.
   compare({"dK dV, a ring of 3 steps for 2", "0.97 to 1"}, Kind::softmax, 128, 4,
           hopper_keys_by<Usual, KeysTile<Usual, 128>>,
-          hopper_keys_by<Usual, HopperTile<128, HopperSize{64, 6}, 2, Usual::ROW_VALUES>>);
+          hopper_keys_by<Usual, HopperTile<128, HopperSize{64, 6}, 2, Usual::ROW_VALUES, hopper_keys_in_turn()>>);
   compare({"dQ, a ring of 3 steps for 2", "0.97 to 1"}, Kind::softmax, 128, 3,
-          hopper_queries_by<Usual, QueriesTile<128>>, hopper_queries_by<Usual, HopperTile<128, HopperSize{64, 6}, 2>>);
-  short_lines<Usual>(Kind::softmax);
+          hopper_queries_by<Usual, QueriesTile<Usual, 128>>,
+          hopper_queries_by<Usual, HopperTile<128, HopperSize{64, 6}, 2>>);
   beside_fox(64), beside_fox(128);
-  in_turn<Usual>(Kind::softmax, 2);
-  using TwoSweeps = Lssar<FastMaths, FixedPower<15>>;
-  in_turn<TwoSweeps>(Kind::lssar, 4);
-  overlapping<TwoSweeps, 64, hopper_forward_size(64, 2, false)>(Kind::lssar, "first sweep");
-  overlapping<TwoSweeps, 64, HopperSize{64, 16}>(Kind::lssar, "64 streamed keys, both sweeps");
-  overlapping<TwoSweeps, 128, hopper_forward_size(128, 2, false)>(Kind::lssar, "first sweep");
 }
 
 int main(int argc, char** argv) { return run_bench(bench, argc, argv); }

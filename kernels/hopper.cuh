@@ -32,10 +32,6 @@ struct TensorShape {
 // moves it: + 2 is 16 columns (32 bytes) further, + 128 is 16 rows (2048 bytes) further.
 using TileOperand = uint64_t;
 
-// Bytes that the copy engine asks of memory at a time, 128 or 256, for what the L2 lacks of a tile; bench_hopper
-// measures both. Without effect on the CPU.
-inline int l2_promotion = 256;
-
 #ifdef PLUSGPT_CPU
 #include "emulation/cpu/hopper.h"
 #endif
@@ -74,8 +70,7 @@ inline TensorMap tensor_map(const bf16* x, const TensorShape& shape, int tile_ro
   cuuint32_t box[4] = {TILE_COLUMNS, 1, cuuint32_t(tile_rows), 1}, steps[4] = {1, 1, 1, 1};
   CUresult error = encode(&result.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<bf16*>(x), extents, strides, box,
                           steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                          l2_promotion == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS)
     failure("cuTensorMapEncodeTiled refused a tensor of %d x %d x %d x %d bf16: error %d", shape.batches, shape.rows,
             shape.heads, shape.channels, int(error));

@@ -22,8 +22,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   static constexpr int N = Tile::N, DIM = Tile::DIM, STREAM = Tile::STREAM, OUTPUTS = Policy::OUTPUTS;
   static constexpr bool TWO_SWEEPS = Policy::SWEEPS == 2;
   // Computes the weights of a step beside the products of the step before; two outputs leave few registers for it.
-  static constexpr bool OVERLAP = OUTPUTS == 1 || (Tile::WAYS & OVERLAP_ALL && Tile::SLOT_SIZE == BOX * TILE_COLUMNS);
-  using Scores = float[N][4];
+  static constexpr bool OVERLAP = OUTPUTS == 1;
 
   // The steps of the block, of which this consumer takes the first ones
   decltype(mask.template key_tiles<STREAM>(0, 0)) key_tiles = mask.template key_tiles<STREAM>(block_row, Tile::HELD);
@@ -43,7 +42,6 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   }
 
   __device__ __forceinline__ void compute() {
-    if constexpr (Tile::WAYS & OVERLAP_ALL) clear(z);  // nvcc copies it before a product overwrites it
     stages.await_held(tile.number);
     if constexpr (TWO_SWEEPS) first_sweep();
     first_step();
@@ -81,7 +79,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     for (int half = 0; half < 2; half++)
       policy.start_sweep(sweep, mask.keys(block_row + mine.row(half)), sums[half], mine.quad == 0);
   }
-  __device__ __forceinline__ void start(Scores& z, int keys_number, int step) {
+  __device__ __forceinline__ void start(int keys_number, int step) {
     this->template begin<false>(z, key_tiles.row(step));
     const bf16* keys = stages.await(keys_number);
     turns.begin();
@@ -90,32 +88,18 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     wgmma_commit();
     turns.end();
   }
-  __device__ __forceinline__ void finish(Scores& z, int keys_number) {
+  __device__ __forceinline__ void finish(int keys_number) {
     wgmma_wait<0>(z);
     stages.free(keys_number);
   }
 
   __device__ __forceinline__ void first_sweep() {
     start_sweep(0);
-    int streamed = stages.streamed, step = 0;
-    if constexpr (Tile::WAYS & OVERLAP_ALL) {
-      // A look at one step beside the scores of the next, in pairs: ptxas makes all products wait for each other if
-      // some are under way at a branch back.
-      Scores other = {};
-      for (; step + 1 < own_steps; step += 2) {
-        start(z, streamed + step, step), start(other, streamed + step + 1, step + 1);
-        wgmma_wait<1>(z);
-        stages.free(streamed + step);
-        look(z, step);
-        compute_before_wait(sums);
-        finish(other, streamed + step + 1);
-        look(other, step + 1);
-      }
-    }
-    for (; step < own_steps; step++) {
-      start(z, streamed + step, step);
-      finish(z, streamed + step);
-      look(z, step);
+    int streamed = stages.streamed;
+    for (int step = 0; step < own_steps; step++) {
+      start(streamed + step, step);
+      finish(streamed + step);
+      look(step);
     }
 #pragma unroll 1
     for (int step = own_steps; step < steps; step++) turns.skip(), stages.skip(streamed + step);
@@ -125,7 +109,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     }
     stages.streamed += steps;
   }
-  __device__ __forceinline__ void look(Scores& z, int step) {
+  __device__ __forceinline__ void look(int step) {
     this->template hide<false>(z, key_tiles.row(step));
     float row[2][2 * N];
     for_elements<N>([&](int n, int half, int c) { row[half][2 * n + c] = z[n][2 * half + c]; });
@@ -137,8 +121,8 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   __device__ __forceinline__ void first_step() {
     start_sweep(Policy::SWEEPS - 1);
     for (int output = 0; output < OUTPUTS; output++) clear(outputs[output]);
-    start(z, keys_tile(0), 0);
-    finish(z, keys_tile(0));
+    start(keys_tile(0), 0);
+    finish(keys_tile(0));
     this->template hide<false>(z, key_tiles.row(0));
     formula(z, key_tiles.row(0));
     weigh<STREAM>();
@@ -164,7 +148,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     formula(first_rows<KEYS / 8>(z), key_tiles.row(step));
     weigh<KEYS>();
     if constexpr (OVERLAP) {
-      if constexpr (!(Tile::WAYS & WITHOUT_FENCE)) compute_before_wait(z);
+      compute_before_wait(z);
       wgmma_wait<0>(outputs, weights);
     }
     stages.free(values_tile(step - 1));
@@ -194,9 +178,8 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   template <int COLUMNS> __device__ __forceinline__ void formula(float (&z)[COLUMNS][4], int j0) {
     if constexpr (Policy::OF_FILE) score_formula(one_group(z), policy, block_row, j0, mine);
   }
-  // With OVERLAP z = the weights (two outputs: both of a score as bf16 in the place of a float), which pack() moves to
-  // `weights` when the products have read those of the step before; otherwise `weights` at once. factor = the number by
-  // which the outputs so far are to be multiplied.
+  // With OVERLAP z = the weights, which pack() moves to `weights` when the products have read those of the step before;
+  // otherwise `weights` at once. factor = the number by which the outputs so far are to be multiplied.
   template <int KEYS> __device__ __forceinline__ void weigh() {
     if constexpr (Policy::RESCALES) {
       float top[2] = {z[0][0], z[0][2]}, other[2] = {z[0][1], z[0][3]};  // two chains for each row
@@ -219,11 +202,8 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
       float low[OUTPUTS], high[OUTPUTS];
       policy.weigh(z[n][2 * half], constants[half], sums[half], low);
       policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
-      if constexpr (OVERLAP && OUTPUTS == 1) {
+      if constexpr (OVERLAP) {
         z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
-      } else if constexpr (OVERLAP) {
-        z[n][2 * half] = __builtin_bit_cast(float, pack_pair<bf16>(low[0], low[1]));
-        z[n][2 * half + 1] = __builtin_bit_cast(float, pack_pair<bf16>(high[0], high[1]));
       } else {
         for (int output = 0; output < OUTPUTS; output++)
           keep_weights<bf16>(weights[output][n / 2], n, half, low[output], high[output]);
@@ -231,19 +211,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     }
   }
   template <int KEYS> __device__ __forceinline__ void pack() {
-    if constexpr (OVERLAP && OUTPUTS == 1) {
-      pack_weights(first_rows<KEYS / 16>(weights[0]), first_rows<KEYS / 8>(z));
-    } else if constexpr (OVERLAP) {
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          unsigned low = __builtin_bit_cast(unsigned, z[n][2 * half]);
-          unsigned high = __builtin_bit_cast(unsigned, z[n][2 * half + 1]);
-          weights[0][n / 2][half + n % 2 * 2] = (low & 0xffff) | high << 16;
-          weights[1][n / 2][half + n % 2 * 2] = low >> 16 | (high & 0xffff0000);
-        }
-    }
+    if constexpr (OVERLAP) pack_weights(first_rows<KEYS / 16>(weights[0]), first_rows<KEYS / 8>(z));
   }
   __device__ __forceinline__ void scale(int output, const float (&by)[2]) {
     for_elements<DIM / 8>([&](int n, int half, int c) { outputs[output][n][2 * half + c] *= by[half]; });

@@ -29,19 +29,20 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
   return dim3(std::min(most, (tiles * s.H * B + 1) / 2));
 }
 
-template <class Policy, int DIM, int WAYS = 0>
-using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::OF_FILE), 1, 0, WAYS>;
+// OTHERWISE: consumers take turns where usually they do not, and the other way round, for tests and benchmarks.
+template <class Policy, int DIM, bool OTHERWISE = false>
+using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::OF_FILE), 1, 0,
+                               hopper_forward_in_turn(Policy::SWEEPS) != OTHERWISE>;
 // The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24
 // bytes).
-template <class Policy, int DIM, int WAYS = 0, class Mask = Causal>
+template <class Policy, int DIM, bool OTHERWISE = false, class Mask = Causal>
 using KeysTile =
     HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::OF_FILE))), 2,
-               Policy::ROW_VALUES, WAYS>;
-template <int DIM, int WAYS = 0> using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM), 2, 0, WAYS>;
+               Policy::ROW_VALUES, hopper_keys_in_turn() != OTHERWISE>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
-template <class Policy, int DIM, int WAYS, class Mask>
-using QueriesTileOf = std::conditional_t<Policy::OF_FILE && (Mask::ADDS || Policy::LEARNED) && DIM == 64,
-                                         HopperTile<DIM, HopperSize{64, 8}, 2, 0, WAYS>, QueriesTile<DIM, WAYS>>;
+template <class Policy, int DIM, bool OTHERWISE = false, class Mask = Causal>
+using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, Policy::OF_FILE && (Mask::ADDS || Policy::LEARNED)), 2, 0,
+                               hopper_queries_in_turn(Policy::HEAVY) != OTHERWISE>;
 
 // Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
 template <class Policy, class Tile, class Mask = Causal> void hopper_forward_by(const ForwardCall<bf16>& c) {
@@ -80,17 +81,17 @@ template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) 
 }
 
 // Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
-template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_forward(const ForwardCall<bf16>& c) {
+template <class Policy, class Mask = Causal, bool OTHERWISE = false> void hopper_forward(const ForwardCall<bf16>& c) {
   with_hopper_width<Policy, Mask>(
-      c.call.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, ForwardTile<Policy, DIM, WAYS>, Mask>(c); });
+      c.call.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, ForwardTile<Policy, DIM, OTHERWISE>, Mask>(c); });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
-template <class Policy, class Mask = Causal, int WAYS = 0> void hopper_backward(const BackwardCall<bf16>& c) {
+template <class Policy, class Mask = Causal, bool OTHERWISE = false> void hopper_backward(const BackwardCall<bf16>& c) {
   row_values<bf16, Policy, Mask>(c, backward_shape(c));
   with_hopper_width<Policy, Mask>(c.call.shape.D, [&]<int DIM>() {
-    hopper_keys_by<Policy, KeysTile<Policy, DIM, WAYS, Mask>, Mask>(c);
-    hopper_queries_by<Policy, QueriesTileOf<Policy, DIM, WAYS, Mask>, Mask>(c);
+    hopper_keys_by<Policy, KeysTile<Policy, DIM, OTHERWISE, Mask>, Mask>(c);
+    hopper_queries_by<Policy, QueriesTile<Policy, DIM, OTHERWISE, Mask>, Mask>(c);
   });
 }
 

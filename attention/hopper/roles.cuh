@@ -41,10 +41,10 @@ template <class Tile> struct Turns {
   Mbarrier* turns;
   int consumer, number = 0;
   __device__ __forceinline__ void begin() {
-    if constexpr (Tile::WAYS & IN_TURN) mbarrier_wait(turns[consumer], (number++ & 1) ^ (consumer == 0));
+    if constexpr (Tile::IN_TURN) mbarrier_wait(turns[consumer], (number++ & 1) ^ (consumer == 0));
   }
   __device__ __forceinline__ void end() const {
-    if constexpr (Tile::WAYS & IN_TURN) {
+    if constexpr (Tile::IN_TURN) {
       warp_sync();  // all lanes have begun
       if (threadIdx.x % WARP == 0) mbarrier_arrive(turns[1 - consumer]);
     }

@@ -1,5 +1,5 @@
-// Hopper's kernels in the ways that are not the usual one (HopperWay), beside that: the same bits, whatever comes
-// first. And the turns by themselves. bench/hopper_bench.cu measures these ways.
+// Hopper's kernels whose consumers take turns, and those that do not, the other way round: the same bits, whatever comes
+// first. And the turns by themselves. bench/hopper_bench.cu measures both.
 #include <gtest/gtest.h>
 
 #include "attention/hopper/kernels.cuh"
@@ -62,31 +62,17 @@ void expect_same(Kind kind, int D, const Launchers& plain, const Launchers& chan
   family = usual;
 }
 
-template <class Policy, int WAYS = 0>
-const Launchers launchers_of = {hopper_forward<Policy, Causal, WAYS>,
-                                hopper_forward<typename Policy::Evaluation, Causal, WAYS>,
-                                hopper_backward<Policy, Causal, WAYS>};
+template <class Policy, bool OTHERWISE = false>
+const Launchers launchers_of = {hopper_forward<Policy, Causal, OTHERWISE>,
+                                hopper_forward<typename Policy::Evaluation, Causal, OTHERWISE>,
+                                hopper_backward<Policy, Causal, OTHERWISE>};
 using OneSweep = Softmax<FastMaths>;
 using TwoSweeps = Lssar<FastMaths, FixedPower<15>>;
-TEST_F(HopperWaysTest, SoftmaxInTurn) {
-  for (int D : {64, 128}) expect_same(Kind::softmax, D, launchers_of<OneSweep>, launchers_of<OneSweep, IN_TURN>);
+TEST_F(HopperWaysTest, SoftmaxInTurnOrNot) {
+  for (int D : {64, 128}) expect_same(Kind::softmax, D, launchers_of<OneSweep>, launchers_of<OneSweep, true>);
 }
-TEST_F(HopperWaysTest, LssarInTurn) {
-  for (int D : {64, 128}) expect_same(Kind::lssar, D, launchers_of<TwoSweeps>, launchers_of<TwoSweeps, IN_TURN>);
-}
-
-// lssar's forward alone: with tiles of 64 keys both sweeps overlap, at D 128 the first.
-template <int DIM, int WAYS> Launchers lssar_forward() {
-  constexpr HopperSize size = {64, DIM == 64 ? 16 : 8};
-  Launchers launchers = launchers_of<TwoSweeps>;
-  launchers.forward = hopper_forward_by<TwoSweeps, HopperTile<DIM, size, 1, 0, WAYS>>;
-  launchers.evaluate = hopper_forward_by<TwoSweeps::Evaluation, HopperTile<DIM, size, 1, 0, WAYS>>;
-  return launchers;
-}
-TEST_F(HopperWaysTest, LssarOverlapsAll) {
-  expect_same(Kind::lssar, 64, lssar_forward<64, 0>(), lssar_forward<64, OVERLAP_ALL>());
-  expect_same(Kind::lssar, 64, lssar_forward<64, 0>(), lssar_forward<64, OVERLAP_ALL | IN_TURN>());
-  expect_same(Kind::lssar, 128, lssar_forward<128, 0>(), lssar_forward<128, OVERLAP_ALL>());
+TEST_F(HopperWaysTest, LssarInTurnOrNot) {
+  for (int D : {64, 128}) expect_same(Kind::lssar, D, launchers_of<TwoSweeps>, launchers_of<TwoSweeps, true>);
 }
 
 // log = which consumer had each turn; nothing else keeps the consumers from writing at once.
@@ -106,7 +92,7 @@ template <class Tile> __global__ void take_turns(int* log, int rounds) {
   }
 }
 TEST_F(HopperWaysTest, TurnsAlternate) {
-  using Tile = HopperTile<64, HopperSize{64, 2}, 1, 0, IN_TURN>;
+  using Tile = HopperTile<64, HopperSize{64, 2}, 1, 0, true>;
   constexpr int rounds = 10;
   std::vector<int> expected;
   for (int n = 0; n < 2 * rounds; n++) expected.push_back(n % 2);
