@@ -111,13 +111,6 @@ static void bench(int argc, char** argv) {
   in_turn<Usual>(Kind::softmax);
   in_turn<Sigmoid<FastMaths>>(Kind::sigmoid);
   in_turn<Lssar<FastMaths, FixedPower<15>>>(Kind::lssar);
-  // lssar's row values leave no room for a third step in the kernel for dK and dV.
-  compare({"dK dV, a ring of 3 steps for 2", "0.97 to 1"}, Kind::softmax, 128, 4,
-          hopper_keys_by<Usual, KeysTile<Usual, 128>>,
-          hopper_keys_by<Usual, HopperTile<128, HopperSize{64, 6}, 2, Usual::ROW_VALUES, hopper_keys_in_turn()>>);
-  compare({"dQ, a ring of 3 steps for 2", "0.97 to 1"}, Kind::softmax, 128, 3,
-          hopper_queries_by<Usual, QueriesTile<Usual, 128>>,
-          hopper_queries_by<Usual, HopperTile<128, HopperSize{64, 6}, 2>>);
   beside_fox(64), beside_fox(128);
 }
 

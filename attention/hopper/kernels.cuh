@@ -32,17 +32,17 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
 // OTHERWISE: consumers take turns where usually they do not, and the other way round, for tests and benchmarks.
 template <class Policy, int DIM, bool OTHERWISE = false>
 using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::OF_FILE), 1, 0,
-                               hopper_forward_in_turn(Policy::SWEEPS) != OTHERWISE>;
+                               hopper_forward_in_turn(DIM, Policy::SWEEPS) != OTHERWISE>;
 // The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24
 // bytes).
 template <class Policy, int DIM, bool OTHERWISE = false, class Mask = Causal>
 using KeysTile =
     HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::OF_FILE))), 2,
-               Policy::ROW_VALUES, hopper_keys_in_turn() != OTHERWISE>;
+               Policy::ROW_VALUES, hopper_keys_in_turn(DIM) != OTHERWISE>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
 template <class Policy, int DIM, bool OTHERWISE = false, class Mask = Causal>
 using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, Policy::OF_FILE && (Mask::ADDS || Policy::LEARNED)), 2, 0,
-                               hopper_queries_in_turn(Policy::HEAVY) != OTHERWISE>;
+                               hopper_queries_in_turn(DIM, Policy::HEAVY) != OTHERWISE>;
 
 // Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
 template <class Policy, class Tile, class Mask = Causal> void hopper_forward_by(const ForwardCall<bf16>& c) {

@@ -25,22 +25,24 @@ constexpr HopperSize hopper_forward_size(int width, int sweeps, bool of_file) {
 // The widest heads: with a bias dK and dV of two tensors of 128 channels spill where slopes are needed.
 constexpr int hopper_widest(int heavy, bool biased) { return heavy && biased ? 64 : 128; }
 constexpr HopperSize hopper_keys_size(int width, int heavy) {
-  if (width == 128) return {64, 4};  // 128 KB are held: a ring of 64 KB fits beside them
-  if (heavy) return {64, 8};         // slopes of scores leave registers for 64 queries: 128 would spill
-  return {128, 4};                   // z, dP, dk and dv take 192 registers of 240; half the waits of 64 queries
+  // 128 KB are held: a ring of 96 KB fits beside them, or one of 64 KB and many row values
+  if (width == 128) return {64, heavy ? 4 : 6};
+  if (heavy) return {64, 8};  // slopes of scores leave registers for 64 queries: 128 would spill
+  return {128, 4};            // z, dP, dk and dv take 192 registers of 240; half the waits of 64 queries
 }
 constexpr HopperSize hopper_queries_size(int width, bool few_registers) {
-  if (width == 128) return {64, 4};   // 128 KB are held, as above
+  if (width == 128) return {64, 6};   // 128 KB are held, as above
   if (few_registers) return {64, 8};  // the same ring
   return {128, 4};                    // one sum, dq: registers for 128 keys
 }
 
 // Whether a kernel's consumers start their products in turn (Turns): the bits are the same, and bench/hopper_bench.cu
-// measures which is faster. On an H200 dK and dV of softmax take 0.92 of the time in turn and lssar's kernels 0.88 to
-// 0.99, softmax's forward and dQ 1.01 to 1.03.
-constexpr bool hopper_forward_in_turn(int sweeps) { return sweeps == 2; }
-constexpr bool hopper_keys_in_turn() { return true; }
-constexpr bool hopper_queries_in_turn(bool heavy) { return heavy; }
+// measures which is faster. On an H200, at width 64, dK and dV of softmax take 0.92 of the time in turn and lssar's
+// kernels 0.87 to 1.00, but softmax's forward and dQ 1.01 to 1.04; at width 128 dK and dV take 0.97 to 1.02, dQ up to
+// 1.21.
+constexpr bool hopper_forward_in_turn(int width, int sweeps) { return width == 64 && sweeps == 2; }
+constexpr bool hopper_keys_in_turn(int width) { return width == 64; }
+constexpr bool hopper_queries_in_turn(int width, bool heavy) { return width == 64 && heavy; }
 
 // DIM: channels, 64 or 128; the copy engine pads heads that have fewer with zeros. STREAM: streamed rows at a time.
 // ROW_VALUES: floats per streamed row that arrive with every second tile (queries, in the kernel for dK and dV).
