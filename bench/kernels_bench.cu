@@ -5,7 +5,7 @@
 //   build/BACKEND/bench_kernels [--gpu-shapes|--cpu-shapes] [--type fp32|bf16] [--threads N] [--json FILE]
 //                               [--workspaces A,B] [FILTER]...
 // FILTER: only lines whose names hold one of them. --workspaces: only the matrix products, with A and with B MiB of
-// workspace for cuBLASLt in turns; gradients of weights also without and with candidates of our own for k in parts.
+// workspace for cuBLASLt in turns.
 #include "bench/bench.h"
 
 #include "attention/gate.cuh"
@@ -48,19 +48,14 @@ static void line(const std::string& name, bool is_bf16, double bytes, double flo
   std::vector<std::string> launches = launches_of(run);
   if (!workspaces.empty()) {
     if (std::find(launches.begin(), launches.end(), "matmul") == launches.end()) return;
-    auto with = [&](int mib, int parts) {
-      return [&run, mib, parts] {
-        matmul_workspace(size_t(mib) << 20, parts);
+    auto with = [&](int mib) {
+      return [&run, mib] {
+        matmul_workspace(size_t(mib) << 20);
         return seconds(run).median;
       };
     };
-    bool of_weights = name.find("dweight") != std::string::npos;
-    print_trial(
-        {format("cuBLASLt, %d MiB of workspace for %d", workspaces[1], workspaces[0]), of_weights ? "0.82 to 1" : "1"},
-        name, flops, with(workspaces[0], MATMUL_PARTS), with(workspaces[1], MATMUL_PARTS), "-");
-    if (of_weights)
-      print_trial({format("k in up to %d parts", MATMUL_PARTS), "0.82 to 1"}, name, flops, with(workspaces[1], 1),
-                  with(workspaces[1], MATMUL_PARTS), "-");
+    print_trial({format("cuBLASLt, %d MiB of workspace for %d", workspaces[1], workspaces[0]), "1"}, name, flops,
+                with(workspaces[0]), with(workspaces[1]), "-");
     return;
   }
   Seconds time = seconds(run);

@@ -31,10 +31,8 @@ void cublas_check(cublasStatus_t status, const char* what, int line) {
 }
 #define CUBLAS_CHECK(expression) cublas_check((expression), #expression, __LINE__)
 
-size_t workspace_size = MATMUL_WORKSPACE;  // matmul_workspace() changes both
-int most_parts = MATMUL_PARTS;             // of k, where we divide it ourselves
+size_t workspace_size = MATMUL_WORKSPACE;  // matmul_workspace() changes it
 constexpr int CANDIDATES = 24, FINALISTS = 4;
-constexpr int LEAST_PART = 512;  // of k
 constexpr float FAILED = 1e30f;  // the time of a candidate that does not run
 
 template <class T> constexpr cudaDataType_t data_type = CUDA_R_32F;
@@ -181,32 +179,6 @@ bool runs(const Plan& plan, const Algorithm& algorithm) {
   return cublasLtMatmulAlgoCheck(device().handle, plan.operation, plan.a, plan.b, plan.d, plan.d, &algorithm.opaque,
                                  &check) == CUBLAS_STATUS_SUCCESS &&
          check.workspaceSize <= workspace_size;
-}
-
-// Adds the first few with k in 2 to most_parts parts. The gradient of a weight has fewer tiles than a GPU has
-// multiprocessors, and a sum over all rows: only further parts of k fill whole waves. The heuristic knows few.
-template <class TIn, class TOut>
-void add_parts_of_k(std::vector<Algorithm>& algorithms, const Plan& plan, const Matmul<TIn, TOut>& p) {
-  constexpr size_t DIVIDED = 3;
-  constexpr double TILE = 128 * 256;
-  if (double(p.m) * p.n > 2 * TILE * device_properties().multiProcessorCount) return;
-  for (size_t i = 0, end = std::min(DIVIDED, algorithms.size()); i < end; i++) {
-    int32_t divisible = 0;
-    size_t written;
-    if (cublasLtMatmulAlgoCapGetAttribute(&algorithms[i].opaque, CUBLASLT_ALGO_CAP_SPLITK_SUPPORT, &divisible,
-                                          sizeof divisible, &written) != CUBLAS_STATUS_SUCCESS ||
-        !divisible)
-      continue;
-    for (int32_t parts = 2; parts <= std::min(most_parts, p.k / LEAST_PART); parts++) {
-      Algorithm divided = algorithms[i];
-      auto configure = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto value) {
-        CUBLAS_CHECK(cublasLtMatmulAlgoConfigSetAttribute(&divided.opaque, attribute, &value, sizeof value));
-      };
-      configure(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts);
-      configure(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-      if (runs(plan, divided)) algorithms.push_back(divided);
-    }
-  }
 }
 
 // The heuristic's algorithms for arrays at multiples of these bytes, best first. schemes: how parts of k may be added.
@@ -545,7 +517,6 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
     std::vector<Algorithm> algorithms = heuristic(
         *described[fused], workspace_size, CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
         shape.alignment, out_alignment);
-    add_parts_of_k(algorithms, *described[fused], trial);
     for (auto& [time, algorithm] : fastest(*described[fused], algorithms, trial, stream))
       finalists.push_back({time, fused, algorithm});
   }
@@ -605,12 +576,12 @@ void matmul_release(cudaStream_t stream) {
   workspaces().erase(found);
 }
 
-void matmul_workspace(size_t bytes, int parts) {
+void matmul_workspace(size_t bytes) {
   CUDA_CHECK(cudaDeviceSynchronize());  // products may still use the memory
   for (auto& [stream, memory] : workspaces()) CUDA_CHECK(cudaFree(memory));
   workspaces().clear();
   device().choices.forget();
-  workspace_size = bytes, most_parts = parts;
+  workspace_size = bytes;
 }
 
 MatmulChoices* matmul_choices() { return &device().choices; }

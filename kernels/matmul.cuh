@@ -66,12 +66,10 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& p, cudaStr
 void matmul_release(cudaStream_t stream);
 
 // For measurements: from now on a product may use this many bytes of memory beside its arrays, MATMUL_WORKSPACE by
-// default, and candidates with k in 2 to most_parts parts are added to those that cuBLASLt proposes (1: none). All
-// choices are forgotten, so that they are made anew. Without effect on the CPU.
+// default. All choices are forgotten, so that they are made anew. Without effect on the CPU.
 // On an H200, 256 MiB make no gradient of GPT-2 124M's weights faster and that of qkv 8% slower (bench/LOG.md).
 inline constexpr size_t MATMUL_WORKSPACE = size_t(32) << 20;
-inline constexpr int MATMUL_PARTS = 12;
-void matmul_workspace(size_t bytes, int most_parts = MATMUL_PARTS);
+void matmul_workspace(size_t bytes);
 
 // What has been chosen for the current device; nullptr where there is nothing to choose between, as on the CPU.
 MatmulChoices* matmul_choices();

@@ -35,6 +35,10 @@ struct Layout {
   int64_t leading;
 };
 using Alignments = std::array<uint32_t, 4>;  // A, B, C, D
+struct Preference {
+  Alignments alignments = {256, 256, 256, 256};
+  uint32_t schemes = ~0u;  // by which parts of k may be added up
+};
 struct Algorithm {
   static constexpr uint32_t MAGIC = 0x70747861;
   uint32_t magic;
@@ -49,7 +53,7 @@ struct Algorithm {
 // The opaque handles are these.
 const Description& description(cublasLtMatmulDesc_t handle) { return *reinterpret_cast<Description*>(handle); }
 const Layout& layout(cublasLtMatrixLayout_t handle) { return *reinterpret_cast<Layout*>(handle); }
-Alignments& alignments(cublasLtMatmulPreference_t handle) { return *reinterpret_cast<Alignments*>(handle); }
+Preference& preference_of(cublasLtMatmulPreference_t handle) { return *reinterpret_cast<Preference*>(handle); }
 
 cublasStatus_t refused(const char* why) {
   fprintf(stderr, "ptx: cuBLASLt: %s\n", why);
@@ -192,11 +196,11 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle) {
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* out) {
-  *out = reinterpret_cast<cublasLtMatmulPreference_t>(new Alignments{256, 256, 256, 256});
+  *out = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle) {
-  delete &alignments(handle);
+  delete &preference_of(handle);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t handle,
@@ -209,20 +213,29 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
       CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
   for (int i = 0; i < 4; i++) {
-    if (int(attribute) == ARRAYS[i]) memcpy(&alignments(handle)[i], value, 4);
+    if (int(attribute) == ARRAYS[i]) memcpy(&preference_of(handle).alignments[i], value, 4);
   }
+  if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) memcpy(&preference_of(handle).schemes, value, 4);
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t,
+// The first of two algorithms divides a long k, if its parts may be added up in float32.
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                               cublasLtMatrixLayout_t D_handle, cublasLtMatmulPreference_t preference,
                                               int most, cublasLtMatmulHeuristicResult_t* results, int* count) {
+  constexpr uint64_t LONG = 1024;
   *count = 0;
   if (cublasStatus_t status = check_epilogue(description(d), layout(D_handle))) return status;
+  const bool transposed = description(d).get(CUBLASLT_MATMUL_DESC_TRANSA, int(CUBLAS_OP_N)) == CUBLAS_OP_T,
+             may_divide = preference_of(preference).schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  const uint64_t depth = transposed ? layout(a).rows : layout(a).columns;
   for (; *count < std::min(most, 2); ++*count) {
+    const bool divided = *count == 0 && may_divide && depth >= LONG;
     const Algorithm algorithm = {
-        Algorithm::MAGIC, alignments(preference), description(d).epilogue(), *count, 1, CUBLASLT_REDUCTION_SCHEME_NONE};
+        Algorithm::MAGIC,          preference_of(preference).alignments,
+        description(d).epilogue(), *count,
+        divided ? 2 : 1,           divided ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE};
     cublasLtMatmulHeuristicResult_t& result = results[*count];
     result = {};
     memcpy(&result.algo, &algorithm, sizeof algorithm);
@@ -240,32 +253,6 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
   if (cublasStatus_t status = check_parts(algorithm)) return status;
   result->workspaceSize = algorithm.workspace(layout(D_handle));
   return check_epilogue(description(d), layout(D_handle));
-}
-
-// Only the first of the heuristic's algorithms divides k.
-cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t* algo,
-                                                 cublasLtMatmulAlgoCapAttributes_t attribute, void* buffer,
-                                                 size_t bytes, size_t* written) {
-  if (attribute != CUBLASLT_ALGO_CAP_SPLITK_SUPPORT || bytes != 4) return refused("a capability that is not known");
-  Algorithm algorithm;
-  memcpy(&algorithm, algo, sizeof algorithm);
-  const int32_t divides = algorithm.rank == 0;
-  memcpy(buffer, &divides, *written = sizeof divides);
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, const void* value,
-                                                    size_t bytes) {
-  const bool is_parts = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
-  if ((!is_parts && attribute != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) || bytes != 4) {
-    return refused("a part of an algorithm that is not known");
-  }
-  Algorithm algorithm;
-  memcpy(&algorithm, algo, sizeof algorithm);
-  if (algorithm.rank != 0) return refused("this algorithm does not divide k");
-  memcpy(is_parts ? &algorithm.parts : &algorithm.scheme, value, 4);
-  memcpy(algo, &algorithm, sizeof algorithm);
-  return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
