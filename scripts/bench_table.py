@@ -175,6 +175,16 @@ def comparison(old, new):
               "now / before": lambda name: f"{after[name] / before[name]:.2f}"}))
 
 
+def front(result):
+  """Of what bench_peers.py measured, whole steps alone: for the front page."""
+  ours = (result["ours"] or {"steps": {}})["steps"]
+  rates = [(f"plusgpt, {variant}", ours[variant]) for variant in ("softmax", "lssar") if variant in ours]
+  rates += [(f"PyTorch {result['torch'].split('+')[0]}: {row['name']}", row["tokens_per_s"])
+            for row in result["steps"] if "missing" not in row]
+  return tables.of_columns(rates, {f"{result['model']}, bf16, one {result['device']}": lambda row: row[0],
+                                   "tokens/s": lambda row: f"{row[1]:,.0f}"})
+
+
 def peers(result):
   """What bench_peers.py measured, beside ours where that is known."""
   ours = result.get("ours")

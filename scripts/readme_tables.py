@@ -84,9 +84,9 @@ def from_gpu(folder):
   files = set(os.listdir(folder)) if os.path.isdir(folder) else stop(f"{folder} is not a folder of gpu_session.sh")
   if "summary.md" not in files or text("summary.md").startswith("A REHEARSAL"):
     stop(f"{folder} has no results of a GPU: its summary.md is missing, or a rehearsal's")
-  made = {"speed": bench_table.speed, "peers": bench_table.peers, "runs": sweep_tables}
+  made = {"speed": bench_table.speed, "peers": bench_table.peers, "front": bench_table.front, "runs": sweep_tables}
   sources = {"speed": "gpu.json" if "gpu.json" in files else "quick.json", "peers": "peers_gpu.json",
-             "runs": "runs.json", "ask": "ask.md", "far": "far.md", "session": "summary.md"}
+             "front": "peers_gpu.json", "runs": "runs.json", "ask": "ask.md", "far": "far.md", "session": "summary.md"}
   filled = [name for name, file in sources.items() if file in files]
   for name in filled:
     path = os.path.join(folder, sources[name])
