@@ -91,7 +91,8 @@ def title(name):
   power = re.search(r"FixedPower<(\d+)>|(AnyPower)", name)
   parts = [found[3].lower() + (" " + (power[1] or "any") if power else ""), "D " + found[4],
            {"forward": "forward", "backward_keys": "dK dV", "backward_queries": "dQ"}[found[1]]]
-  parts += ["evaluation"] * (", false>" in name) + ["window"] * (" Window," in name) + ["bias"] * (" Biased," in name)
+  policy = name.split("Tile<")[0]
+  parts += ["evaluation"] * (", false>" in policy) + ["window"] * (" Window," in name) + ["bias"] * (" Biased," in name)
   return ", ".join(parts + ["mma.sync"] * (not found[2]))
 
 

@@ -65,10 +65,10 @@ class KernelTable(ScriptTest):
     for name in ("kernel_table.py", "sass.py", "common.py", "tables.py"):
       shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
     self.tool("bin/cuobjdump")
-    code = {"attention_forward_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 8}, 1, 0> >": FORWARD,
-            "attention_forward_hopper_" + POLICY + "Window, HopperTile<64, HopperSize{128, 8}, 1, 0> >": FORWARD,
-            "attention_backward_keys_hopper_" + POLICY + "HopperTile<64, HopperSize{64, 8}, 2, 2> >": KEYS,
-            "attention_backward_queries_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 4}, 2, 0> >": STRAIGHT,
+    code = {"attention_forward_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 8}, 1, 0, false> >": FORWARD,
+            "attention_forward_hopper_" + POLICY + "Window, HopperTile<64, HopperSize{128, 8}, 1, 0, false> >": FORWARD,
+            "attention_backward_keys_hopper_" + POLICY + "HopperTile<64, HopperSize{64, 8}, 2, 2, true> >": KEYS,
+            "attention_backward_queries_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 4}, 2, 0, false> >": STRAIGHT,
             "attention_forward_tensor_kernel<bf16, Softmax<FastMaths>, TensorTile<64, TensorSize{2, 64}> >": TENSOR}
     text = ""
     for name, lines in code.items():
