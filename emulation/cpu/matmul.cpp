@@ -163,7 +163,7 @@ template void matmul(const Matmul<bf16, bf16>&, cudaStream_t);
 template void matmul(const Matmul<bf16, float>&, cudaStream_t);
 
 void matmul_release(cudaStream_t) {}  // nothing is allocated for a stream
-void matmul_workspace(size_t, int) {}
+void matmul_workspace(size_t) {}
 
 MatmulChoices* matmul_choices() {
   static const char* asked = std::getenv("PLUSGPT_MATMUL");

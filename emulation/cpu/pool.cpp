@@ -54,8 +54,8 @@ constexpr int patience = 2000;  // pauses before a thread sleeps: about 20 us, m
 
 void Pool::work([[maybe_unused]] int worker, [[maybe_unused]] int workers) {
   inside_task = 1;
-  // A processor's arithmetic with subnormal numbers, below 2^-126, is 100 times slower, and a model that learns badly is
-  // full of them.
+  // A processor's arithmetic with subnormal numbers, below 2^-126, is 100 times slower, and a model that learns badly
+  // is full of them.
   FloatModes here(float_modes() | subnormals_are_zero);
   auto guarded = [&](int64_t i) {
     try {

@@ -1,8 +1,9 @@
 // One step of a tensor core, in integers (arXiv 2511.10909, section on NVIDIA's fused dot product and addition). Terms
 // are the accumulator and the products; a product's exponent is the sum of its factors' exponents. A zero accumulator's
-// is -126; a zero product has none, as seen on an H200 (the model gives it -126 too). Each term is cut towards zero to a multiple of 2^(largest exponent - digits), and their exact sum to float32.
-// From sm_90 on a step has all 16 products and 25 digits; before, two halves follow each other with 24. Where the plain
-// sum is NaN or infinite, it is the result.
+// is -126; a zero product has none, as seen on an H200 (the model gives it -126 too). Each term is cut towards zero to
+// a multiple of 2^(largest exponent - digits), and their exact sum to float32. From sm_90 on a step has all 16 products
+// and 25 digits; before, two halves follow each other with 24. Where the plain sum is NaN or infinite, it is the
+// result.
 #include "emulation/ptx/tensor_core.h"
 #include <algorithm>
 #include <bit>

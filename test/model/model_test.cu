@@ -353,8 +353,8 @@ TEST(Settings, GatesMatchTheReference) {
   }
 }
 
-// The kinds and scales without learned parameters, and the norms, in the whole model. The largest of their errors is the
-// bound, so all must be there.
+// The kinds and scales without learned parameters, and the norms, in the whole model. The largest of their errors is
+// the bound, so all must be there.
 TEST(Settings, VariantsMatchTheReference) {
   for (size_t kind = 0; kind < std::size(kind_names); kind++)
     if (!attention_is_built(Kind(kind))) GTEST_SKIP() << "built without " << kind_names[kind];

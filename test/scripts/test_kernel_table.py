@@ -68,7 +68,7 @@ class KernelTable(ScriptTest):
     code = {"attention_forward_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 8}, 1, 0, false> >": FORWARD,
             "attention_forward_hopper_" + POLICY + "Window, HopperTile<64, HopperSize{128, 8}, 1, 0, false> >": FORWARD,
             "attention_backward_keys_hopper_" + POLICY + "HopperTile<64, HopperSize{64, 8}, 2, 2, true> >": KEYS,
-            "attention_backward_queries_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 4}, 2, 0, false> >": STRAIGHT,
+            "attention_backward_queries_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 4}, 2, 0> >": STRAIGHT,
             "attention_forward_tensor_kernel<bf16, Softmax<FastMaths>, TensorTile<64, TensorSize{2, 64}> >": TENSOR}
     text = ""
     for name, lines in code.items():
