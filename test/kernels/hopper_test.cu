@@ -196,7 +196,7 @@ __global__ void turn_around(float* x) {
 TEST_F(Hopper, NamedBarriersDoNotWaitForOthers) {
   expect_reproducible("turn_around", [] {
     std::vector<float> values(2 * WARPGROUP), expected(values.size());
-    std::iota(values.begin(), values.end(), 0.0f);
+    for (size_t i = 0; i < values.size(); i++) values[i] = float(i);
     for (int t = 0; t < 2 * WARPGROUP; t++) {  // an odd number of turns each
       int from = 2 * WARPGROUP - 1 - t;
       expected[size_t(t)] = float(from ^ (WARPGROUP - 1)) + float(from < WARPGROUP ? 3 : 7);
