@@ -1,9 +1,9 @@
-// How tensor cores add (arXiv 2511.10909, whose model is equal to the hardware's results bit for bit). A step takes an
-// accumulator and 16 products; the exponent of a product is the sum of its factors' exponents, not normalised. A zero
-// product has none, as seen on an H200 (the model gives it -126), a zero accumulator -126. With e the largest exponent
-// of the terms, each is cut towards zero to a multiple of 2^(e - F); the cut terms are added exactly, and the sum is
-// cut towards zero to float32. Hopper and Blackwell: F = 25. Ampere and Ada: F = 24, and the two halves of 8 products
-// one after the other. Here mma is Ampere's, the harsher one.
+// How tensor cores add (arXiv 2511.10909, whose model is equal to the hardware's results but for zeros). A step takes
+// an accumulator and 16 products; the exponent of a product is the sum of its factors' exponents, not normalised. A
+// zero product has none, as seen on an H200 (the model gives it -126), a zero accumulator -126. With e the largest
+// exponent of the terms, each is cut towards zero to a multiple of 2^(e - F); the cut terms are added exactly, and the
+// sum is cut towards zero to float32. Hopper and Blackwell: F = 25. Ampere and Ada: F = 24, and the two halves of 8
+// products one after the other. Here mma is Ampere's, the harsher one.
 //
 // PLUSGPT_TENSOR_CORE=ampere or hopper makes both instructions that one's; plain makes them add in float32, rounded to
 // nearest, as if tensor cores were better than they are: for comparisons.
@@ -92,14 +92,15 @@ CPU_NO_TSAN float add_one_by_one(float c, const float* a, const float* b, int b_
 
 // ---- the rule for vectors of elements, where the largest exponent is far from float32's ends
 
-constexpr int NOT_FINITE = 3000, LOWEST = 254 - 100, HIGHEST = 254 + 100;  // exponents + 254, as of sums of two fields
+constexpr int DOUBTFUL = 3000, LOWEST = 254 - 100, HIGHEST = 254 + 100;  // exponents + 254, as of sums of two fields
 constexpr int ZERO = -1000;
 
-// The exponent field of x. Beside a zero a product's is negative; beside what is not finite it exceeds HIGHEST.
+// The exponent field of x. Beside a zero a product's is negative; beside what is not finite, or subnormal and so 0 in
+// vectors, it exceeds HIGHEST.
 CPU_NO_TSAN inline int16_t field_of(float x) {
   uint32_t bits = __builtin_bit_cast(uint32_t, x) << 1;
   int field = int(bits >> 24);
-  return int16_t(bits == 0 ? ZERO : field == 255 ? NOT_FINITE : std::max(field, 1));
+  return int16_t(bits == 0 ? ZERO : field == 255 || field == 0 ? DOUBTFUL : field);
 }
 
 struct Fields {
@@ -156,7 +157,7 @@ CPU_NO_TSAN bool add_by_rule(const CoreProduct& p, const Fields& fields, int row
     Float scale[HEIGHT];
     for (int r = 0; r < HEIGHT; ++r) {
       Int field = (Int)sums[r] >> 23 & 255, products = __builtin_convertvector(largest[r], Int);
-      field = 127 + (field == 255 ? Int{} + NOT_FINITE : field == 0 ? Int{} + 1 : field);
+      field = 127 + (field == 255 ? Int{} + DOUBTFUL : field == 0 ? Int{} + 1 : field);
       e[r] = products > field ? products : field;
       scale[r] = (Float)((digits + 381 - e[r]) << 23);  // 2^(F - e)
       parts[r][0] = (Unsigned)ints(sums[r] * scale[r]);

@@ -9,7 +9,8 @@
 
 // c and `terms` products are cut towards zero to `digits` bits behind the point at the largest exponent of them all (of
 // a product the sum of its factors' exponents; c counts as at least -126), and their exact sum to float32. Products of
-// a zero take no part: seen on an H200, to the bit, while the published model gives a zero the exponent -126.
+// a zero take no part: seen on an H200, to the bit, while the published model gives a zero the exponent -126. Ampere is
+// taken to do the same.
 struct TensorCore {
   int digits, terms;
 
