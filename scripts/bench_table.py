@@ -8,7 +8,8 @@
     python3 scripts/bench_table.py --compare OLD.json NEW.json             figures that differ by 3% or more
     python3 scripts/bench_table.py --brief bench/results/gpu.json          tokens/s of the steps, in a line
     python3 scripts/bench_table.py bench/results/gpu.json                  fills the block speed_gpu of bench/README.md
-    python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu
+    python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu, and
+                                                                           front_gpu of README.md
     python3 scripts/bench_table.py bench/results/peers_cpu.json            fills its block peers_cpu
 """
 import json
@@ -271,6 +272,8 @@ def main():
     result, name = read_json(path), os.path.splitext(os.path.basename(path))[0]
     if name.startswith("peers"):
       readme_tables.replace_block(name, (cpu_peers if "step_ms" in result else peers)(result))
+      if "step_ms" not in result:
+        readme_tables.replace_block("front_gpu", front(result))
     else:
       readme_tables.replace_block("speed_" + name, speed(result))
 

@@ -175,7 +175,7 @@ class Tables(ScriptTest):
     self.assertIn("--collect", self.table("--help"))
 
   def test_peers_beside_ours(self):
-    self.write("README.md", "<!-- table:peers_gpu -->\n<!-- /table -->\n")
+    self.write("README.md", "<!-- table:peers_gpu -->\n<!-- /table -->\n<!-- table:front_gpu -->\n<!-- /table -->\n")
     step = {"tokens_per_s": 400000, "least": 390000, "most": 410000, "micro": 32, "memory_bytes": 2**30}
     row = {"name": "sdpa flash", "kind": "softmax", "D": 64, "T": 1024, "forward": 2e14, "backward": 1e14,
            "repeats": False}
@@ -188,6 +188,7 @@ class Tables(ScriptTest):
     text = self.text_of("README.md")
     self.assertIn("| sdpa flash | 400,000 (390,000 to 410,000) | 32 | 1,024 MiB | 600,000 | 1.50 |", text)
     self.assertIn("| LSSAR eager | out of memory |", text)
+    self.assertIn("| plusgpt, softmax | 600,000 |\n| PyTorch 2.9: sdpa flash | 400,000 |\n<!--", text)
     self.assertIn("| sdpa flash | 64 | 1024 | 200 | 100 | no | 400 | 300 | 2.00 | 3.00 |", text)
     self.assertIn("| sdpa flash | 64 | 2048 | 200 | 100 | no | - | - | - | - |", text)
 
