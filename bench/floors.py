@@ -24,7 +24,7 @@ RATES = {
     "K 2304": Rate(product=730),          # between 768 and 3072
     "K 3072": Rate(product=740),          # the epilogue is a quarter of that after K 768
     "dweight": Rate(product=670),         # as "logits, dweight", but 18 to 72 tiles of 128 x 256 for 132
-                                          # multiprocessors: with k in 7 parts they fill 95% of whole waves; less half
+                                          # multiprocessors: k in 7 parts would fill 95% of whole waves; less half
                                           # the time of the parts' sums. An estimate: 620 if all shows, 725 if none does
     "logits": Rate(product=690),          # as "K 768, wide"; the bytes of 50304 columns
     "logits, dinput": Rate(product=780),  # K 50304: a large product, but for its waves (Launch.fill)

@@ -25,7 +25,7 @@ constexpr HopperSize hopper_forward_size(int width, int sweeps, bool of_file) {
 // The widest heads: with a bias dK and dV of two tensors of 128 channels spill where slopes are needed.
 constexpr int hopper_widest(int heavy, bool biased) { return heavy && biased ? 64 : 128; }
 constexpr HopperSize hopper_keys_size(int width, int heavy) {
-  // 128 KB are held: a ring of 96 KB fits beside them, or one of 64 KB and many row values
+  // 128 KB are held: a ring of 96 KB fits beside them, where slopes need no further row values
   if (width == 128) return {64, heavy ? 4 : 6};
   if (heavy) return {64, 8};  // slopes of scores leave registers for 64 queries: 128 would spill
   return {128, 4};            // z, dP, dk and dv take 192 registers of 240; half the waits of 64 queries
@@ -39,7 +39,7 @@ constexpr HopperSize hopper_queries_size(int width, bool few_registers) {
 // Whether a kernel's consumers start their products in turn (Turns): the bits are the same, and bench/hopper_bench.cu
 // measures which is faster. On an H200, at width 64, dK and dV of softmax take 0.92 of the time in turn and lssar's
 // kernels 0.87 to 1.00, but softmax's forward and dQ 1.01 to 1.04; at width 128 dK and dV take 0.97 to 1.02, dQ up to
-// 1.21.
+// 1.21. Lssa and kinds from files follow lssar; they were not measured.
 constexpr bool hopper_forward_in_turn(int width, int sweeps) { return width == 64 && sweeps == 2; }
 constexpr bool hopper_keys_in_turn(int width) { return width == 64; }
 constexpr bool hopper_queries_in_turn(int width, bool heavy) { return width == 64 && heavy; }
