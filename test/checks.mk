@@ -35,8 +35,8 @@ $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS) 
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
 PTX_ARCH ?= 90
 override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
-PTX_TESTS := ptx $(if $(filter 90a,$(ARCH)),hopper hopper_ways) tensor_core attention kernels gate prepare matmul \
-  $(if $(FULL),model)
+PTX_TESTS := ptx $(if $(filter 90a,$(ARCH)),hopper hopper_ways) tensor_core attention maths kernels gate prepare \
+  matmul $(if $(FULL),model)
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
 	@if [ -n "$(HAVE_NVCC)" ]; then \
