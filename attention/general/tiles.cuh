@@ -91,16 +91,19 @@ __device__ __forceinline__ void read_channels(float (&v)[W], const Head<T>& head
   }
 }
 
-// tile [channel][at(row)] = rows r0.. , channels c0.. up to the next multiple of 8 beyond the head's last.
+// tile [channel][at(row)] = rows r0.. , channels c0.. up to the next multiple of 8 beyond the head's last. On a CPU a
+// thread takes E rows at once: their reads wait for memory together, and their channels are written as vectors.
 template <class Tile, int W, class T>
 __device__ __forceinline__ void load_held_by(float* tile, const Head<T>& head, int r0, int c0) {
-  constexpr int ROWS = Tile::HELD < Tile::THREADS ? Tile::HELD : Tile::THREADS, PARTS = Tile::THREADS / ROWS;
+  constexpr int TOGETHER = on_cpu ? E : 1, GROUPS = Tile::HELD / TOGETHER;
+  constexpr int EACH = GROUPS < Tile::THREADS ? GROUPS : Tile::THREADS, PARTS = Tile::THREADS / EACH;
   int depth = min(Tile::CHANNELS, round_up_8(head.D - c0));
-  for (int r = threadIdx.x % ROWS; r < Tile::HELD; r += ROWS) {
-    for (int d = int(threadIdx.x) / ROWS * W; d < depth; d += PARTS * W) {
-      float v[W];
-      read_channels(v, head, r0 + r, c0 + d);
-      for (int i = 0; i < W; i++) tile[(d + i) * Tile::HELD_STRIDE + at(r)] = v[i];
+  for (int r = threadIdx.x % EACH * TOGETHER; r < Tile::HELD; r += EACH * TOGETHER) {
+    for (int d = int(threadIdx.x) / EACH * W; d < depth; d += PARTS * W) {
+      float v[TOGETHER][W];
+      for (int n = 0; n < TOGETHER; n++) read_channels(v[n], head, r0 + r + n, c0 + d);
+      for (int i = 0; i < W; i++)
+        for (int n = 0; n < TOGETHER; n++) tile[(d + i) * Tile::HELD_STRIDE + at(r) + n] = v[n][i];
     }
   }
 }
