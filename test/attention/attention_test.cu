@@ -121,8 +121,8 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
 // little about the naive formula's error, so small shapes are compared over several draws, as one tensor.
 template <class T> struct Comparison {
   Pool out, dq, dk, dv, dbias, dsinks, dlearned;
-  explicit Comparison(const std::string& name)
-      : out(name + " out", u<T>),
+  explicit Comparison(const std::string& name, double lost = 0)
+      : out(name + " out", u<T> + lost),
         dq(name + " dq", u<T>),
         dk(name + " dk", u<T>),
         dv(name + " dv", u<T>),
@@ -164,10 +164,11 @@ template <class T> struct Comparison {
   }
 };
 
+// lost: what `out` may lose beyond its own and the naive formula's roundings
 template <class T>
 double check_attention(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv,
-                       const std::vector<T>& dout) {
-  Comparison<T> comparison(describe(s, shape));
+                       const std::vector<T>& dout, double lost = 0) {
+  Comparison<T> comparison(describe(s, shape), lost);
   comparison.add(s, shape, qkv, dout);
   return comparison.compare();
 }
@@ -362,7 +363,10 @@ TYPED_TEST(AttentionTest, VeryNegativeScores) {
           if (size_t part = i / (size_t(shape.H) * shape.D) % 3; part < 2)
             qkv[i + shape.D - 1] = from_float<T>(part ? !some || t < 100 : level / ref_unit<float>(kind));
         }
-        check_attention<T>(settings_of(kind, shape.T), shape, qkv, random_normal<T>(shape.out_size(), 2));
+        // Where a formula is flat many weights are equal, and each of the 31 sums that merge a row's 32 parts may lose
+        // half a unit to the same side.
+        double lost = kind_file(kind) ? 31 * u<float> / 2 : 0;
+        check_attention<T>(settings_of(kind, shape.T), shape, qkv, random_normal<T>(shape.out_size(), 2), lost);
       }
 }
 
