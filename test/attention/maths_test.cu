@@ -29,10 +29,10 @@ template <class F> void expect_error_below(const char* name, double bound, doubl
 }
 
 // A kernel's template argument must have a name that is not local.
-#define FUNCTION(NAME, CODE, EXACT)                       \
-  struct NAME {                                           \
-    __device__ static float of(float x) { return CODE; }  \
-    static double exact(double x) { return EXACT; }       \
+#define FUNCTION(NAME, CODE, EXACT)                      \
+  struct NAME {                                          \
+    __device__ static float of(float x) { return CODE; } \
+    static double exact(double x) { return EXACT; }      \
   };
 double softplus(double x) { return std::fmax(x, 0) + std::log1p(std::exp(-std::fabs(x))); }
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
@@ -40,12 +40,12 @@ FUNCTION(LogNormal, log_normal(x), std::log(x))
 FUNCTION(Log1pOfUnit, log1p_of_unit(x), std::log1p(x))
 FUNCTION(Power31, integer_power(x, 31), std::pow(x, 31))
 FUNCTION(FullSoftplus, FullMaths::softplus(x), softplus(x))
-FUNCTION(FullSoftplus2, FullMaths::softplus2(x), softplus(x * M_LN2))
+FUNCTION(FullSoftplus2, FullMaths::softplus2(x), softplus(x* M_LN2))
 FUNCTION(FullSigmoid, FullMaths::sigmoid(x), sigmoid(x))
 FUNCTION(FullPower, FullMaths::power(x, 2.5f), std::pow(x, 2.5))
 FUNCTION(FullTanh, DeviceFunctions<FullMaths>::tanh(x), std::tanh(x))
 FUNCTION(FastExp, FastMaths::exp(x, 1), std::exp(x - 1))
-FUNCTION(FastSoftplus2, FastMaths::softplus2(x), softplus(x * M_LN2) / M_LN2)
+FUNCTION(FastSoftplus2, FastMaths::softplus2(x), softplus(x* M_LN2) / M_LN2)
 FUNCTION(FastSigmoid, FastMaths::sigmoid(x), sigmoid(x))
 FUNCTION(FastPower, FastMaths::power(x, 2.5f), std::pow(x, 2.5))
 FUNCTION(FastSoftplus, DeviceFunctions<FastMaths>::softplus(x), softplus(x))
