@@ -2,6 +2,9 @@
 // products of forget gates and CABLE's sums over the positions between key and query, for each pair by itself.
 #include "attention/bias.cuh"
 
+#include "attention/fragment.cuh"
+#include "attention/masks.cuh"
+
 #include <gtest/gtest.h>
 
 #include "test/attention/attention_reference.h"
@@ -62,6 +65,41 @@ TEST(Bias, DifferencesAreExactFarFromTheStart) {
           for (int n = 0; n < BIAS_ROWS; n++) steps += step(h, t - n);
           size_t at = size_t(h) * shape.T + t;
           EXPECT_NEAR(c[at - 1] - c[at], step(h, t), 2 * 0x1p-24 * steps) << bias_names[int(bias)] << " at " << t;
+        }
+    }
+}
+
+// z [16, 64] = what the kernels on tensor cores begin the scores of a warp's 16 rows from held0 and of 64 streamed rows
+// from stream0 with.
+template <bool KEYS> __global__ void begin_scores_kernel(float* z, const float* c, int T, int held0, int stream0) {
+  float parts[1][8][4];
+  begin_scores<KEYS>(parts, Biased({.bias = c}, T, 0), held0, stream0);
+  Fragment mine;
+  for_rows<1>([&](int m, int half) {
+    for (int n = 0; n < 8; n++)
+      for (int e = 0; e < 2; e++) z[64 * mine.row(half, m) + mine.column(n) + e] = parts[m][n][2 * half + e];
+  });
+}
+
+// They are c_i - c_j, near and far. Roundings: of both numbers c less their origin's, each at most a sum of 64 steps;
+// of the origins' difference, which is that much more than c_i - c_j at most; and of the sum of these numbers.
+TEST(Bias, ScoresBeginAtDifferencesFarFromTheStart) {
+  AttentionShape shape{1, 1024 * BIAS_ROWS + 7, 1, 1};
+  DeviceArray<float> c(bias_of(Bias::fox, shape, random_normal<float>(shape.rows(), 3))), z(16 * 64);
+  auto exact = values_of(c.download(), shape);
+  const int held0 = 1023 * BIAS_ROWS + 16;
+  double steps = 0;
+  for (int t = BIAS_ROWS; t < shape.T; t++) steps = std::max(steps, exact[t - BIAS_ROWS] - exact[t]);
+  for (bool keys : {false, true})
+    for (int stream0 : {0, 1000 * BIAS_ROWS, 1022 * BIAS_ROWS, 1023 * BIAS_ROWS}) {
+      LAUNCH(keys ? begin_scores_kernel<true> : begin_scores_kernel<false>, 1, WARP, 0, 0, z, c, shape.T, held0,
+             stream0);
+      auto result = z.download();
+      for (int held = 0; held < 16; held++)
+        for (int streamed = 0; streamed < 64; streamed++) {
+          double expected = (keys ? -1 : 1) * (exact[held0 + held] - exact[stream0 + streamed]);
+          EXPECT_NEAR(result[64 * held + streamed], expected, 0x1p-24 * (7 * steps + 3 * std::abs(expected)))
+              << (keys ? "key " : "query ") << held0 + held << " beside " << stream0 + streamed;
         }
     }
 }
