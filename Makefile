@@ -25,10 +25,11 @@ ifneq ($(filter-out $(SHIPPED),$(ATTN)),)
 endif
 # Kinds that are files, numbered behind the others; those of KINDS by name
 FILE_KINDS := $(shell printf '%s\n' $(basename $(notdir $(KINDS))) | awk '!seen[$$0]++')
-# what kernels/hopper.cuh serves is there on the CPU and on sm_90a
+# What kernels/hopper.cuh serves is there on the CPU and on sm_90a; oneDNN multiplies on the CPU alone.
 WITHOUT_HOPPER := $(if $(filter cpu,$(BACKEND))$(filter 90a,$(ARCH)),,hopper)
-FAMILIES := $(filter-out $(WITHOUT_HOPPER),$(patsubst attention/%/kernels.cuh,%,$(wildcard attention/*/kernels.cuh)))
-FOR_TESTS := $(if $(filter cpu,$(BACKEND)),$(filter-out general,$(FAMILIES)))
+WITHOUT := $(WITHOUT_HOPPER) $(if $(filter cpu,$(BACKEND)),,onednn)
+FAMILIES := $(filter-out $(WITHOUT),$(patsubst attention/%/kernels.cuh,%,$(wildcard attention/*/kernels.cuh)))
+FOR_TESTS := $(if $(filter cpu,$(BACKEND)),$(filter-out general onednn,$(FAMILIES)))
 INSTANCES := $(foreach family,$(FAMILIES),$(patsubst %,$(BUILD)/attention/$(family)/%.cu,$(ATTN) $(FILE_KINDS)))
 OBJECTS := $(INSTANCES:=.o) $(SOURCES:%=$(BUILD)/%.o)  # those that take longest first
 TRAIN_OBJECTS := $(filter-out $(FOR_TESTS:%=$(BUILD)/attention/%/%),$(OBJECTS))

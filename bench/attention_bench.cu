@@ -1,8 +1,8 @@
 // Attention alone: time of the evaluation forward, the training forward and the backward of each kind, as TFLOP/s of
 // the FlashAttention count (causal: 2 T^2 D per head forward, 2.5 times that backward, whatever a kind really needs),
 // and the share of the time that the work which the kind does need would take at the machine's ceilings.
-//   build/BACKEND/bench_attention [--threads N] [--kernels general|tensor|hopper] [--type fp32|bf16] [--json FILE]
-//                                 [KIND,...|all] [D,...] [T,...]
+//   build/BACKEND/bench_attention [--threads N] [--kernels general|onednn|tensor|hopper] [--type fp32|bf16]
+//                                 [--json FILE] [KIND,...|all] [D,...] [T,...]
 // On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two
 // heads. Medians of repeated runs on random data. On Hopper also the backward while another kernel holds as many
 // multiprocessors as collectives do, with the whole grid and with that many left free.

@@ -9,14 +9,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoint", "eval", "training", "emulation",
          "bench", "test", "scripts")
 
-# Which rooms each room includes, from the bottom up: a room names only rooms above its own line. The one exception is
-# the portability header: kernels/gpu.cuh includes its CPU half, which is written in its terms.
+# Which rooms each room includes, from the bottom up: a room names only rooms above its own line. The exceptions are
+# the portability header, kernels/gpu.cuh, which includes its CPU half, written in its terms, and the kernels of
+# attention with oneDNN, which run on nothing else.
 INCLUDES = {
   "base": set(),
   "kernels": {"base", "emulation/cpu"},
   "emulation/cpu": {"base", "kernels"},
   "emulation/ptx": set(),
-  "attention": {"base", "kernels"},
+  "attention": {"base", "kernels", "emulation/cpu"},
   "data": {"base"},
   "settings": {"base", "attention", "data"},
   "ranks": {"base", "kernels"},

@@ -106,6 +106,8 @@ bool multiply_by_onednn(const Product& product, const void* a, const void* b, fl
   return kernel;
 }
 
+bool onednn_multiplies_bf16() { return has(dnnl_cpu_isa_avx512_core_bf16); }
+
 std::string onednn_kernels() {
   if (!has(dnnl_cpu_isa_avx512_core)) return "";
   const dnnl_version_t* version = dnnl_version();
@@ -120,6 +122,7 @@ std::string onednn_kernels() {
 #else
 
 bool cpu::multiply_by_onednn(const Product&, const void*, const void*, float*) { return false; }
+bool cpu::onednn_multiplies_bf16() { return false; }
 std::string cpu::onednn_kernels() { return ""; }
 
 #endif

@@ -20,6 +20,8 @@ struct Product {
 // kernel for it: nothing was done then.
 bool multiply_by_onednn(const Product& product, const void* a, const void* b, float* d);
 
+bool onednn_multiplies_bf16();  // with instructions for it
+
 // oneDNN's version and the instructions that it uses, as in "oneDNN 2.6.3 AVX512_BF16"; "" if it has no fast kernels.
 std::string onednn_kernels();
 

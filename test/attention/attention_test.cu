@@ -16,7 +16,7 @@ static const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten
 
 // Which kernels run_attention() runs, and in which precision.
 static std::string_view family;
-constexpr char GENERAL[] = "general", TENSOR[] = "tensor", HOPPER[] = "hopper";
+constexpr char GENERAL[] = "general", TENSOR[] = "tensor", HOPPER[] = "hopper", ONEDNN[] = "onednn";
 template <class Type, const char* NAME> struct Kernels {
   using T = Type;
   static constexpr std::string_view name = NAME;
@@ -25,11 +25,12 @@ template <class K> class AttentionTest : public testing::Test {
  protected:
   void SetUp() override {
     family = K::name;
+    if (family == "onednn" && !on_cpu) GTEST_SKIP() << "needs a CPU";
     if (family == "hopper" && lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   }
 };
-using Families =
-    testing::Types<Kernels<float, GENERAL>, Kernels<bf16, GENERAL>, Kernels<bf16, TENSOR>, Kernels<bf16, HOPPER>>;
+using Families = testing::Types<Kernels<float, GENERAL>, Kernels<bf16, GENERAL>, Kernels<bf16, TENSOR>,
+                                Kernels<bf16, HOPPER>, Kernels<bf16, ONEDNN>>;
 TYPED_TEST_SUITE(AttentionTest, Families);
 
 // The kinds of this build. A function, because the kernels register themselves while static objects are constructed.

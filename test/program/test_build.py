@@ -126,7 +126,7 @@ class Kinds(unittest.TestCase):
       every, _ = made()
       with open(os.path.join(ROOT, "attention/settings.h"), encoding="utf-8") as settings:
         names = re.findall(r"\w+", re.search(r"enum class Kind \{([^}]*)\}", settings.read()).group(1))
-      self.assertEqual(every, {family: names for family in ("general", "hopper", "tensor")})
+      self.assertEqual(every, {family: names for family in ("general", "hopper", "onednn", "tensor")})
       link = [f"link {build}/test_dispatch"]
       for settings, kinds, commands in ((("ATTN=softmax relu",), ["softmax", "relu"], link), ((), names, link),
                                         ((), names, [])):

@@ -1,0 +1,296 @@
+// bf16 attention on a CPU: oneDNN multiplies tiles of 64 queries and 64 keys with the CPU's bf16 instructions, and the
+// kind's policy turns scores into weights between two products. Any kind, mask, head dimension and T. Tiles are
+// [key][query], so a policy works on a vector of queries whose sums and constants are vectors too, and no sum crosses
+// a vector. q, k, v and dO are read where they are; weights and dz are rounded to bf16, as on tensor cores.
+//
+// The forward pass takes a tile of queries at a time, the backward pass a head: then each score is computed once, and
+// five products suffice where kernels for keys and for queries need seven. Both are cut by the shape alone, and each
+// sum has one order, so bits do not depend on the number of threads.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "attention/heads.cuh"
+#include "attention/policies.cuh"
+#include "emulation/cpu/onednn.h"
+#include "emulation/cpu/pool.h"
+#include "emulation/cpu/streams.h"
+#include "kernels/profile.h"
+
+namespace {
+
+constexpr int SIDE = 64;              // of a tile
+constexpr int LANES = 16;             // queries of a vector
+using FloatTile = float[SIDE][SIDE];  // [key][query]
+using Bf16Tile = bf16[SIDE][SIDE];
+using QueryFloats = float[SIDE];  // one for each query of a tile
+
+// d[m, n] = op(a)[m, k] op(b)[k, n], += if `add`. Without oneDNN's kernel by plain loops, which only tests ask for.
+struct Matrix {
+  const bf16* x;
+  int ld;
+  bool transposed = false;
+  float at(int row, int column) const {
+    return to_float(x[size_t(transposed ? column : row) * ld + (transposed ? row : column)]);
+  }
+};
+void multiply(int m, int n, int k, const Matrix& a, const Matrix& b, float* d, int ldd, bool add) {
+  cpu::Product product{m, n, k, a.transposed, b.transposed, a.ld, b.ld, ldd, true, add ? 1.0f : 0.0f};
+  if (cpu::multiply_by_onednn(product, a.x, b.x, d)) return;
+  for (int row = 0; row < m; row++)
+    for (int column = 0; column < n; column++) {
+      float sum = add ? d[size_t(row) * ldd + column] : 0;
+      for (int c = 0; c < k; c++) sum += a.at(row, c) * b.at(c, column);
+      d[size_t(row) * ldd + column] = sum;
+    }
+}
+
+// Rows of a head from `row` on, as they are or as columns.
+Matrix rows_of(const Head<bf16>& head, int row) { return {head.x + row * head.stride, int(head.stride)}; }
+Matrix columns_of(const Head<bf16>& head, int row) { return {head.x + row * head.stride, int(head.stride), true}; }
+Matrix by_key(const Bf16Tile& tile) { return {tile[0], SIDE}; }
+Matrix by_query(const Bf16Tile& tile) { return {tile[0], SIDE, true}; }
+
+void round_tile(Bf16Tile& to, const FloatTile& from, int keys) {
+  for (int key = 0; key < keys; key++)
+    for (int e = 0; e < SIDE; e++) to[key][e] = from_float<bf16>(from[key][e]);
+}
+
+// The tiles that a thread works on. What lies beyond the last query or key has no meaning, but is initialised.
+struct Tiles {
+  FloatTile z, dp;          // scores and dP, then weights, or P and dz
+  Bf16Tile weights[2];      // those, rounded
+  std::vector<float> sums;  // of products, with D columns
+};
+Tiles& tiles_of_thread() {
+  static thread_local auto tiles = std::make_unique<Tiles>();
+  return *tiles;
+}
+
+// z as the mask wants it: queries from i0, `keys` keys from j0.
+template <class Mask> void mask_scores(FloatTile& z, const Mask& mask, int i0, int j0, int keys) {
+  if (mask.bias) {
+    double origin = mask.exact(i0);
+    QueryFloats c;
+    for (int e = 0; e < SIDE; e++) c[e] = float(mask.exact(i0 + e) - origin);
+    for (int key = 0; key < keys; key++) {
+      float of_key = float(mask.exact(j0 + key) - origin);
+      for (int e = 0; e < SIDE; e++) z[key][e] += c[e] - of_key;
+    }
+  }
+  if (mask.template below<false>(i0, SIDE, j0, SIDE) && !mask.template cuts<false>(i0, SIDE, j0, SIDE)) return;
+  for (int key = 0; key < keys; key++)
+    for (int e = 0; e < SIDE; e++) z[key][e] = mask.template sees<false>(i0 + e, j0 + key) ? z[key][e] : -INFINITY;
+}
+
+// Numbers of a tile's queries, N for each, and f(query, its numbers), which may change them, for a vector of queries.
+template <int N> struct QueryNumbers {
+  float of[N + 1][SIDE] = {};  // + 1: an array may not have length 0
+  template <class F> __forceinline__ void at(int e, F f) {
+    float s[N + 1];
+    for (int n = 0; n < N; n++) s[n] = of[n][e];
+    f(s);
+    for (int n = 0; n < N; n++) of[n][e] = s[n];
+  }
+};
+
+void store_row(bf16* to, const float* from, int D, float factor = 1) {
+  for (int d = 0; d < D; d++) to[d] = from_float<bf16>(from[d] * factor);
+}
+
+// ---- forward
+
+// Output and statistics of the queries from i0 of head h of sequence b.
+template <class Policy, class Mask>
+void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, int h, int i0) {
+  constexpr int OUTPUTS = Policy::OUTPUTS;
+  Tiles& tile = tiles_of_thread();
+  int T = shape.T, D = shape.D, queries = std::min(SIDE, T - i0);
+  size_t head = size_t(b) * shape.H + h;
+  Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
+             v = head_of_qkv(c.qkv, 2, b, h, shape);
+  const Policy policy(c.settings, c.sink ? to_float(c.sink[h]) : c.settings.sink, h);
+  const Mask mask(c.settings, T, head);
+  auto tiles = mask.template key_tiles<SIDE>(i0, SIDE);
+  QueryNumbers<Policy::SUMS> sums;
+  QueryNumbers<Policy::CONSTANTS> constants;
+  if (tile.sums.size() < size_t(OUTPUTS) * SIDE * D) tile.sums.resize(size_t(OUTPUTS) * SIDE * D);
+  float* out[OUTPUTS];
+  for (int n = 0; n < OUTPUTS; n++) out[n] = &tile.sums[size_t(n) * SIDE * D];
+
+  for (int sweep = 0; sweep < Policy::SWEEPS; sweep++) {
+    bool weighing = sweep == Policy::SWEEPS - 1;
+    for (int e = 0; e < SIDE; e++) sums.at(e, [&](float* s) { policy.start_sweep(sweep, mask.keys(i0 + e), s, true); });
+    for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
+      int keys = std::min(SIDE, T - j0);
+      multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), tile.z[0], SIDE, false);
+      mask_scores(tile.z, mask, i0, j0, keys);
+      if constexpr (Policy::OF_FILE) {
+        for (int key = 0; key < keys; key++)
+          for (int e = 0; e < SIDE; e++)
+            tile.z[key][e] = policy.score(tile.z[key][e], float(i0 + e + 1), float(j0 + key + 1));
+      }
+      if (!weighing) {
+        for (int e0 = 0; e0 < SIDE; e0 += LANES)
+          for (int key = 0; key < keys; key++)
+            for (int e = e0; e < e0 + LANES; e++) sums.at(e, [&](float* s) { policy.first_sweep(tile.z[key][e], s); });
+        continue;
+      }
+      if constexpr (Policy::RESCALES) {
+        QueryFloats factor;
+        std::copy_n(tile.z[0], SIDE, factor);
+        for (int key = 1; key < keys; key++)
+          for (int e = 0; e < SIDE; e++) factor[e] = max(factor[e], tile.z[key][e]);
+        for (int e = 0; e < SIDE; e++) sums.at(e, [&](float* s) { factor[e] = policy.rescale(s, factor[e]); });
+        for (int e = 0; e < queries && j0 != tiles.begin; e++)
+          for (int n = 0; n < OUTPUTS; n++)
+            for (int d = 0; d < D; d++) out[n][size_t(e) * D + d] *= factor[e];
+      }
+      for (int e0 = 0; e0 < SIDE; e0 += LANES)
+        for (int key = 0; key < keys; key++)
+          for (int e = e0; e < e0 + LANES; e++) {
+            float w[OUTPUTS], row[Policy::CONSTANTS + 1];
+            for (int n = 0; n < Policy::CONSTANTS; n++) row[n] = constants.of[n][e];
+            sums.at(e, [&](float* s) { policy.weigh(tile.z[key][e], row, s, w); });
+            tile.z[key][e] = w[0];
+            if constexpr (OUTPUTS > 1) tile.dp[key][e] = w[1];
+          }
+      round_tile(tile.weights[0], tile.z, keys);
+      if constexpr (OUTPUTS > 1) round_tile(tile.weights[1], tile.dp, keys);
+      for (int n = 0; n < OUTPUTS; n++)
+        multiply(queries, D, keys, by_query(tile.weights[n]), rows_of(v, j0), out[n], D, j0 != tiles.begin);
+    }
+    if (!weighing)
+      for (int e = 0; e < SIDE; e++)
+        constants.at(
+            e, [&](float* row) { sums.at(e, [&](float* s) { policy.row_constants(mask.keys(i0 + e), s, row); }); });
+  }
+
+  for (int e = 0; e < queries; e++) {
+    float factor[OUTPUTS], saved[Policy::SAVED + 1];
+    constants.at(
+        e, [&](float* row) { sums.at(e, [&](float* s) { policy.finish(mask.keys(i0 + e), row, s, factor, saved); }); });
+    store_row(c.out + ((size_t(b) * T + i0 + e) * shape.H + h) * D, out[0] + size_t(e) * D, D, factor[0]);
+    if (!c.stats) continue;
+    size_t row = head * T + i0 + e;
+    for (int n = 0; n < Policy::SAVED; n++) c.stats[n * shape.rows(B) + row] = saved[n];
+    if constexpr (OUTPUTS > 1) {
+      float* second = c.stats + Policy::SAVED * shape.rows(B) + row * D;
+      for (int d = 0; d < D; d++) second[d] = out[1][size_t(e) * D + d] * factor[1];
+    }
+  }
+}
+
+// ---- backward
+
+// dq, dk, dv of head h of sequence b, from the rows' numbers in c.workspace; the sums of dz, and of the gradients of
+// learned numbers, where the settings ask for them. dq is summed in T x D floats of the thread.
+template <class Policy, class Mask>
+void backward_head(const BackwardCall<bf16>& c, const Shape& shape, int B, int b, int h) {
+  constexpr int ROW_VALUES = Policy::ROW_VALUES, LEARNED = Policy::LEARNED;
+  Tiles& tile = tiles_of_thread();
+  Bf16Tile &p_tile = tile.weights[0], &dz_tile = tile.weights[1];
+  int T = shape.T, D = shape.D;
+  size_t first = (size_t(b) * shape.H + h) * T, count = shape.rows(B), A = size_t(shape.H) * D;
+  Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
+             v = head_of_qkv(c.qkv, 2, b, h, shape), dout = head_of_out(c.dout, b, h, shape);
+  const Policy policy(c.settings, 0, h);
+  const Mask mask(c.settings, T, size_t(b) * shape.H + h);
+  tile.sums.assign(size_t(T + 2 * SIDE) * D, 0);
+  float *dq = tile.sums.data(), *dk = dq + size_t(T) * D, *dv = dk + SIDE * D;
+  bf16* gradients = c.dqkv + size_t(b) * T * shape.qkv_stride + size_t(h) * D;
+  auto store = [&](const float* from, int part, int row) {
+    store_row(gradients + row * shape.qkv_stride + part * A, from, D);
+  };
+  if (mask.bias) std::fill_n(c.dz_sums.by_query + first, T, 0.0f);
+  for (int l = 0; l < LEARNED; l++) std::fill_n(c.settings.learned_sums + l * count + first, T, 0.0f);
+
+  for (int j0 = 0; j0 < T; j0 += SIDE) {
+    int keys = std::min(SIDE, T - j0);
+    auto tiles = mask.template query_tiles<SIDE>(j0, SIDE);
+    float dz_by_key[SIDE] = {};
+    for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
+      int queries = std::min(SIDE, T - i0);
+      bool add = i0 != tiles.begin;
+      multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), tile.z[0], SIDE, false);
+      multiply(keys, queries, D, rows_of(v, j0), columns_of(dout, i0), tile.dp[0], SIDE, false);
+      mask_scores(tile.z, mask, i0, j0, keys);
+      QueryNumbers<ROW_VALUES> rows;
+      QueryNumbers<LEARNED> learned;
+      for (int n = 0; n < ROW_VALUES; n++) std::copy_n(c.workspace + n * count + first + i0, queries, rows.of[n]);
+      QueryFloats dz_by_query = {};
+      for (int key = 0; key < keys; key++) {
+        for (int e = 0; e < SIDE; e++)
+          rows.at(e, [&](float* row) {
+            float z = tile.z[key][e], dp = tile.dp[key][e], i = float(i0 + e + 1), j = float(j0 + key + 1);
+            score_gradient(policy, z, dp, row, tile.z[key][e], tile.dp[key][e], i, j);
+            if constexpr (LEARNED > 0) learned.at(e, [&](float* l) { policy.add_learned(l, z, dp, row, i, j); });
+          });
+        if (!mask.bias) continue;
+        for (int e = 0; e < queries; e++) dz_by_key[key] += tile.dp[key][e];
+        for (int e = 0; e < SIDE; e++) dz_by_query[e] += tile.dp[key][e];
+      }
+      round_tile(p_tile, tile.z, keys);
+      round_tile(dz_tile, tile.dp, keys);
+      multiply(keys, D, queries, by_key(dz_tile), rows_of(q, i0), dk, D, add);
+      multiply(keys, D, queries, by_key(p_tile), rows_of(dout, i0), dv, D, add);
+      multiply(queries, D, keys, by_query(dz_tile), rows_of(k, j0), dq + size_t(i0) * D, D, true);
+      for (int e = 0; e < queries; e++) {
+        if (mask.bias) c.dz_sums.by_query[first + i0 + e] += dz_by_query[e];
+        for (int l = 0; l < LEARNED; l++) c.settings.learned_sums[l * count + first + i0 + e] += learned.of[l][e];
+      }
+    }
+    for (int key = 0; key < keys; key++) {
+      store(dk + size_t(key) * D, 1, j0 + key);
+      store(dv + size_t(key) * D, 2, j0 + key);
+      if (mask.bias) c.dz_sums.by_key[first + j0 + key] = dz_by_key[key];
+    }
+  }
+  for (int t = 0; t < T; t++) store(dq + size_t(t) * D, 0, t);
+}
+
+// ---- the family
+
+template <class Policy> void onednn_forward(const ForwardCall<bf16>& c) {
+  Shape shape = shape_of<bf16>(c.call, {c.out, c.qkv});
+  ProfileScope scope("attention_forward_onednn", c.call.stream);
+  cpu::put_on(c.call.stream, [c, shape, B = c.call.shape.B] {
+    int tiles = (shape.T + SIDE - 1) / SIDE, heads = B * shape.H;
+    cpu::parallel_for(int64_t(tiles) * heads, [&](int n) {  // the tiles with the most keys first
+      forward_tile<Policy, Biased>(c, shape, B, n % heads / shape.H, n % shape.H, (tiles - 1 - n / heads) * SIDE);
+    });
+  });
+}
+
+template <class Policy> void onednn_backward(const BackwardCall<bf16>& c) {
+  Shape shape = shape_of<bf16>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
+  row_values<bf16, Policy, Biased>(c, shape);
+  ProfileScope scope("attention_backward_onednn", c.call.stream);
+  cpu::put_on(c.call.stream, [c, shape, B = c.call.shape.B] {
+    cpu::parallel_for(B * shape.H,
+                      [&](int n) { backward_head<Policy, Biased>(c, shape, B, n / shape.H, n % shape.H); });
+  });
+}
+
+// What the forward pass saves is what the general kernels save.
+template <Kind KIND> bool add_onednn() {
+  using Policies = PolicyOf<KIND, FullMaths>;
+  Family<bf16> f = {.name = "onednn", .order = 2};
+  f.suits_device = cpu::onednn_multiplies_bf16;
+  f.supports = [](const AttentionCall<bf16>&, Addresses) { return true; };
+  f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
+  f.forward = [](const ForwardCall<bf16>& c) {
+    Policies::choose(c.settings, [&]<class Policy>() { onednn_forward<Policy>(c); });
+  };
+  f.evaluate = [](const ForwardCall<bf16>& c) {
+    Policies::choose(c.settings, [&]<class Policy>() { onednn_forward<typename Policy::Evaluation>(c); });
+  };
+  f.backward = [](const BackwardCall<bf16>& c) {
+    Policies::choose(c.settings, [&]<class Policy>() { onednn_backward<Policy>(c); });
+  };
+  return add_family(KIND, f);
+}
+
+}  // namespace
