@@ -50,16 +50,19 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 template <class T> inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
 template <class T> inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
 
-// In vector registers: g++ does not keep an array of sums there by itself, unless it is small.
-template <int R, int E>
+// In vector registers: g++ does not keep an array of sums there by itself, unless it is small. So many rows at once that
+// their sums take three of four registers; the others are for what is multiplied.
+template <int R, int E, int BLOCK = 0>
 CPU_OUT_OF_LINE void add_products(float (&a)[R][E], int count, const float* one, int stride, int step,
                                   const float* many, int many_step) {
 #ifdef __AVX512F__
-  constexpr int LANES = 16;
+  constexpr int LANES = 16, REGISTERS = 32;
 #elif defined(__AVX__)
-  constexpr int LANES = 8;
+  constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__SSE__)
+  constexpr int LANES = 4, REGISTERS = 16;
 #else
-  constexpr int LANES = 4;
+  constexpr int LANES = 4, REGISTERS = 32;
 #endif
   // A local variable keeps a vector's alignment: in the stack frames that AddressSanitizer makes, on by default since
   // g++ 13, g++ places one of less alignment by what was declared and yet writes it with aligned moves.
@@ -70,20 +73,22 @@ CPU_OUT_OF_LINE void add_products(float (&a)[R][E], int count, const float* one,
     __builtin_memcpy(&v, from, sizeof v);
     return v;
   };
-  constexpr int PARTS = E / LANES;
+  constexpr int PARTS = E / LANES, MOST = REGISTERS * 3 / 4, BLOCKS = (R * PARTS + MOST - 1) / MOST;
+  constexpr int FIRST = R * BLOCK / BLOCKS, ROWS = R * (BLOCK + 1) / BLOCKS - FIRST;
   static_assert(E % LANES == 0);
-  Vector sums[R][PARTS];
+  Vector sums[ROWS][PARTS];
 #pragma GCC unroll 64
-  for (int i = 0; i < R * PARTS; i++) sums[i / PARTS][i % PARTS] = load(&a[i / PARTS][i % PARTS * LANES]);
+  for (int i = 0; i < ROWS * PARTS; i++) sums[i / PARTS][i % PARTS] = load(&a[FIRST + i / PARTS][i % PARTS * LANES]);
   for (int n = 0; n < count; n++) {
-    const float* v = many + n * many_step;
+    const float *s = one + FIRST * stride + n * step, *v = many + n * many_step;
 #pragma GCC unroll 64
-    for (int i = 0; i < R * PARTS; i++)
-      sums[i / PARTS][i % PARTS] += one[i / PARTS * stride + n * step] * load(v + i % PARTS * LANES);
+    for (int i = 0; i < ROWS * PARTS; i++)
+      sums[i / PARTS][i % PARTS] += s[i / PARTS * stride] * load(v + i % PARTS * LANES);
   }
 #pragma GCC unroll 64
-  for (int i = 0; i < R * PARTS; i++)
-    __builtin_memcpy(&a[i / PARTS][i % PARTS * LANES], &sums[i / PARTS][i % PARTS], sizeof(Vector));
+  for (int i = 0; i < ROWS * PARTS; i++)
+    __builtin_memcpy(&a[FIRST + i / PARTS][i % PARTS * LANES], &sums[i / PARTS][i % PARTS], sizeof(Vector));
+  if constexpr (BLOCK + 1 < BLOCKS) add_products<R, E, BLOCK + 1>(a, count, one, stride, step, many, many_step);
 }
 
 // The last two parameters of every meeting: the calling line, for reports.
