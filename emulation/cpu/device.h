@@ -50,8 +50,8 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 template <class T> inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
 template <class T> inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
 
-// In vector registers: g++ does not keep an array of sums there by itself, unless it is small. So many rows at once that
-// their sums take three of four registers; the others are for what is multiplied.
+// In vector registers: g++ does not keep an array of sums there by itself, unless it is small. So many rows at once
+// that their sums take three of four registers; the others are for what is multiplied.
 template <int R, int E, int BLOCK = 0>
 CPU_OUT_OF_LINE void add_products(float (&a)[R][E], int count, const float* one, int stride, int step,
                                   const float* many, int many_step) {
