@@ -58,11 +58,13 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
   }
 }
 
-// Compares losses and gradients of small models with the float64 reference by their largest errors over all tensors,
-// batches and added models: a single error, also of the naive formula, is a matter of chance (see Pool in compare.h).
+// Compares losses and gradients of small models with the float64 reference. A single error, also of the naive formula,
+// is a matter of chance (see Pool in compare.h), and there are batches in which all sums of a small tensor cancel, or a
+// row's only key barely passes a threshold. So an error is the geometric mean over some batches, which such a batch
+// does not decide, and a large mistake in one batch still shows; the largest are taken over tensors and added models.
 template <class T> class GradientPool {
  public:
-  explicit GradientPool(std::string precision, unsigned batches = 3)
+  explicit GradientPool(std::string precision, unsigned batches = 5)
       : precision_(std::move(precision)), batches_(batches) {}
   GradientPool(const GradientPool&) = delete;
   ~GradientPool() { EXPECT_LE(worst_kernel_, 2 * worst_naive_ + 2 * unit_roundoff<T>) << precision_ << " " << where_; }
@@ -71,6 +73,7 @@ template <class T> class GradientPool {
     Config config = small_config(precision_, sets);
     auto model = small_model(config);
     std::vector<double> losses, exact_losses, naive_losses;
+    std::map<std::string, Errors> kernel_errors, naive_errors;  // by tensor
     for (unsigned seed = 3; seed < 3 + batches_; seed++) {
       TestBatch batch(config, seed);
       ReferenceModel<Exact> exact(config);
@@ -85,15 +88,23 @@ template <class T> class GradientPool {
       losses.push_back(gradients(*model, batch).loss);
       for (const Tensor& tensor : model->parameters().tensors()) {
         const std::vector<double>& expected = exact.gradients[tensor.name];
-        worst_naive_ = std::max(worst_naive_, deviation(naive.gradients[tensor.name], expected).error);
-        double error = deviation(read(*model, tensor, Part::gradients), expected).error;
-        if (!(error <= worst_kernel_)) worst_kernel_ = error, where_ = what + " " + tensor.name;
+        naive_errors[tensor.name].add(deviation(naive.gradients[tensor.name], expected).error);
+        kernel_errors[tensor.name].add(deviation(read(*model, tensor, Part::gradients), expected).error);
       }
     }
+    for (const auto& [name, errors] : naive_errors) worst_naive_ = std::max(worst_naive_, errors.mean());
+    for (const auto& [name, errors] : kernel_errors)
+      if (!(errors.mean() <= worst_kernel_)) worst_kernel_ = errors.mean(), where_ = what + " " + name;
     expect_close(precision_ + " losses " + what, losses, exact_losses, naive_losses, unit_roundoff<T>);
   }
 
  private:
+  struct Errors {
+    double logs = 0;
+    int count = 0;
+    void add(double error) { logs += std::log(std::max(error, unit_roundoff<T>)), count++; }
+    double mean() const { return std::exp(logs / count); }
+  };
   std::string precision_, where_;
   unsigned batches_;
   double worst_naive_ = 0, worst_kernel_ = 0;
@@ -103,7 +114,7 @@ template <class T> class GradientPool {
 struct GradientPools {
   GradientPool<float> fp32;
   GradientPool<bf16> half;
-  explicit GradientPools(unsigned batches = 3) : fp32("fp32", batches), half("bf16", batches) {}
+  explicit GradientPools(unsigned batches = 5) : fp32("fp32", batches), half("bf16", batches) {}
   void add(const std::vector<std::string>& sets, const std::string& what) {
     fp32.add(sets, what);
     half.add(sets, what);
@@ -358,7 +369,7 @@ TEST(Settings, GatesMatchTheReference) {
 TEST(Settings, VariantsMatchTheReference) {
   for (size_t kind = 0; kind < std::size(kind_names); kind++)
     if (!attention_is_built(Kind(kind))) GTEST_SKIP() << "built without " << kind_names[kind];
-  GradientPool<float> fp32("fp32");
+  GradientPool<float> fp32("fp32", 12);
   for (size_t kind = 0; kind < std::size(kind_names); kind++)
     if (Kind(kind) != Kind::lssar) fp32.add({std::string("attention.kind=") + kind_names[kind]}, kind_names[kind]);
   for (std::string variant : {"softmax_qknorm", "sigmoid_gated", "softplus_gated", "threshold"})
