@@ -1,7 +1,7 @@
 // bf16 attention on a CPU: oneDNN multiplies tiles of 64 queries and 64 keys with the CPU's bf16 instructions, and the
 // kind's policy turns scores into weights between two products. Any kind, mask, head dimension and T. Tiles are
-// [key][query], so a policy works on a vector of queries whose sums and constants are vectors too, and no sum crosses
-// a vector. q, k, v and dO are read where they are; weights and dz are rounded to bf16, as on tensor cores.
+// [key][query], so a policy works on a vector of queries whose sums and constants are vectors too. q, k, v and dO are
+// read where they are; weights and dz are rounded to bf16, as on tensor cores.
 //
 // The forward pass takes a tile of queries at a time, the backward pass a head: then each score is computed once, and
 // five products suffice where kernels for keys and for queries need seven. Both are cut by the shape alone, and each
@@ -14,6 +14,7 @@
 
 #include "attention/heads.cuh"
 #include "attention/policies.cuh"
+#include "emulation/cpu/blocks.h"
 #include "emulation/cpu/onednn.h"
 #include "emulation/cpu/pool.h"
 #include "emulation/cpu/streams.h"
@@ -28,7 +29,7 @@ using Bf16Tile = bf16[SIDE][SIDE];
 using QueryFloats = float[SIDE];  // one for each query of a tile
 
 // d[m, n] = op(a)[m, k] op(b)[k, n], += if `add`. Without oneDNN's kernel by plain loops, which only tests ask for.
-struct Matrix {
+struct Operand {
   const bf16* x;
   int ld;
   bool transposed = false;
@@ -36,7 +37,7 @@ struct Matrix {
     return to_float(x[size_t(transposed ? column : row) * ld + (transposed ? row : column)]);
   }
 };
-void multiply(int m, int n, int k, const Matrix& a, const Matrix& b, float* d, int ldd, bool add) {
+void multiply(int m, int n, int k, const Operand& a, const Operand& b, float* d, int ldd, bool add) {
   cpu::Product product{m, n, k, a.transposed, b.transposed, a.ld, b.ld, ldd, true, add ? 1.0f : 0.0f};
   if (cpu::multiply_by_onednn(product, a.x, b.x, d)) return;
   for (int row = 0; row < m; row++)
@@ -47,26 +48,26 @@ void multiply(int m, int n, int k, const Matrix& a, const Matrix& b, float* d, i
     }
 }
 
-// Rows of a head from `row` on, as they are or as columns.
-Matrix rows_of(const Head<bf16>& head, int row) { return {head.x + row * head.stride, int(head.stride)}; }
-Matrix columns_of(const Head<bf16>& head, int row) { return {head.x + row * head.stride, int(head.stride), true}; }
-Matrix by_key(const Bf16Tile& tile) { return {tile[0], SIDE}; }
-Matrix by_query(const Bf16Tile& tile) { return {tile[0], SIDE, true}; }
+// Rows of a head from `row` on, or a tile's rows, which are its keys: as they are, or as columns.
+Operand rows_of(const Head<bf16>& head, int row) { return {head.x + row * head.stride, int(head.stride)}; }
+Operand columns_of(const Head<bf16>& head, int row) { return {head.x + row * head.stride, int(head.stride), true}; }
+Operand rows_of(const Bf16Tile& tile) { return {tile[0], SIDE}; }
+Operand columns_of(const Bf16Tile& tile) { return {tile[0], SIDE, true}; }
 
 void round_tile(Bf16Tile& to, const FloatTile& from, int keys) {
   for (int key = 0; key < keys; key++)
     for (int e = 0; e < SIDE; e++) to[key][e] = from_float<bf16>(from[key][e]);
 }
 
-// The tiles that a thread works on. What lies beyond the last query or key has no meaning, but is initialised.
-struct Tiles {
-  FloatTile z, dp;          // scores and dP, then weights, or P and dz
-  Bf16Tile weights[2];      // those, rounded
-  std::vector<float> sums;  // of products, with D columns
+// What a thread works on. What lies beyond the last query or key has no meaning, but is initialised.
+struct Scratch {
+  FloatTile z, dp;              // scores and dP, then weights, or P and dz
+  Bf16Tile weights[2];          // those, rounded
+  std::vector<float> products;  // with D columns
 };
-Tiles& tiles_of_thread() {
-  static thread_local auto tiles = std::make_unique<Tiles>();
-  return *tiles;
+Scratch& scratch_of_thread() {
+  static thread_local auto scratch = std::make_unique<Scratch>();
+  return *scratch;
 }
 
 // z as the mask wants it: queries from i0, `keys` keys from j0.
@@ -106,7 +107,7 @@ void store_row(bf16* to, const float* from, int D, float factor = 1) {
 template <class Policy, class Mask>
 void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, int h, int i0) {
   constexpr int OUTPUTS = Policy::OUTPUTS;
-  Tiles& tile = tiles_of_thread();
+  Scratch& scratch = scratch_of_thread();
   int T = shape.T, D = shape.D, queries = std::min(SIDE, T - i0);
   size_t head = size_t(b) * shape.H + h;
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
@@ -116,33 +117,34 @@ void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, 
   auto tiles = mask.template key_tiles<SIDE>(i0, SIDE);
   QueryNumbers<Policy::SUMS> sums;
   QueryNumbers<Policy::CONSTANTS> constants;
-  if (tile.sums.size() < size_t(OUTPUTS) * SIDE * D) tile.sums.resize(size_t(OUTPUTS) * SIDE * D);
+  if (scratch.products.size() < size_t(OUTPUTS) * SIDE * D) scratch.products.resize(size_t(OUTPUTS) * SIDE * D);
   float* out[OUTPUTS];
-  for (int n = 0; n < OUTPUTS; n++) out[n] = &tile.sums[size_t(n) * SIDE * D];
+  for (int n = 0; n < OUTPUTS; n++) out[n] = &scratch.products[size_t(n) * SIDE * D];
 
   for (int sweep = 0; sweep < Policy::SWEEPS; sweep++) {
     bool weighing = sweep == Policy::SWEEPS - 1;
     for (int e = 0; e < SIDE; e++) sums.at(e, [&](float* s) { policy.start_sweep(sweep, mask.keys(i0 + e), s, true); });
     for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
       int keys = std::min(SIDE, T - j0);
-      multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), tile.z[0], SIDE, false);
-      mask_scores(tile.z, mask, i0, j0, keys);
+      multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), scratch.z[0], SIDE, false);
+      mask_scores(scratch.z, mask, i0, j0, keys);
       if constexpr (Policy::OF_FILE) {
         for (int key = 0; key < keys; key++)
           for (int e = 0; e < SIDE; e++)
-            tile.z[key][e] = policy.score(tile.z[key][e], float(i0 + e + 1), float(j0 + key + 1));
+            scratch.z[key][e] = policy.score(scratch.z[key][e], float(i0 + e + 1), float(j0 + key + 1));
       }
       if (!weighing) {
         for (int e0 = 0; e0 < SIDE; e0 += LANES)
           for (int key = 0; key < keys; key++)
-            for (int e = e0; e < e0 + LANES; e++) sums.at(e, [&](float* s) { policy.first_sweep(tile.z[key][e], s); });
+            for (int e = e0; e < e0 + LANES; e++)
+              sums.at(e, [&](float* s) { policy.first_sweep(scratch.z[key][e], s); });
         continue;
       }
       if constexpr (Policy::RESCALES) {
         QueryFloats factor;
-        std::copy_n(tile.z[0], SIDE, factor);
+        std::copy_n(scratch.z[0], SIDE, factor);
         for (int key = 1; key < keys; key++)
-          for (int e = 0; e < SIDE; e++) factor[e] = max(factor[e], tile.z[key][e]);
+          for (int e = 0; e < SIDE; e++) factor[e] = max(factor[e], scratch.z[key][e]);
         for (int e = 0; e < SIDE; e++) sums.at(e, [&](float* s) { factor[e] = policy.rescale(s, factor[e]); });
         for (int e = 0; e < queries && j0 != tiles.begin; e++)
           for (int n = 0; n < OUTPUTS; n++)
@@ -153,14 +155,14 @@ void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, 
           for (int e = e0; e < e0 + LANES; e++) {
             float w[OUTPUTS], row[Policy::CONSTANTS + 1];
             for (int n = 0; n < Policy::CONSTANTS; n++) row[n] = constants.of[n][e];
-            sums.at(e, [&](float* s) { policy.weigh(tile.z[key][e], row, s, w); });
-            tile.z[key][e] = w[0];
-            if constexpr (OUTPUTS > 1) tile.dp[key][e] = w[1];
+            sums.at(e, [&](float* s) { policy.weigh(scratch.z[key][e], row, s, w); });
+            scratch.z[key][e] = w[0];
+            if constexpr (OUTPUTS > 1) scratch.dp[key][e] = w[1];
           }
-      round_tile(tile.weights[0], tile.z, keys);
-      if constexpr (OUTPUTS > 1) round_tile(tile.weights[1], tile.dp, keys);
+      round_tile(scratch.weights[0], scratch.z, keys);
+      if constexpr (OUTPUTS > 1) round_tile(scratch.weights[1], scratch.dp, keys);
       for (int n = 0; n < OUTPUTS; n++)
-        multiply(queries, D, keys, by_query(tile.weights[n]), rows_of(v, j0), out[n], D, j0 != tiles.begin);
+        multiply(queries, D, keys, columns_of(scratch.weights[n]), rows_of(v, j0), out[n], D, j0 != tiles.begin);
     }
     if (!weighing)
       for (int e = 0; e < SIDE; e++)
@@ -190,16 +192,16 @@ void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, 
 template <class Policy, class Mask>
 void backward_head(const BackwardCall<bf16>& c, const Shape& shape, int B, int b, int h) {
   constexpr int ROW_VALUES = Policy::ROW_VALUES, LEARNED = Policy::LEARNED;
-  Tiles& tile = tiles_of_thread();
-  Bf16Tile &p_tile = tile.weights[0], &dz_tile = tile.weights[1];
+  Scratch& scratch = scratch_of_thread();
+  Bf16Tile &p_tile = scratch.weights[0], &dz_tile = scratch.weights[1];
   int T = shape.T, D = shape.D;
   size_t first = (size_t(b) * shape.H + h) * T, count = shape.rows(B), A = size_t(shape.H) * D;
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
              v = head_of_qkv(c.qkv, 2, b, h, shape), dout = head_of_out(c.dout, b, h, shape);
   const Policy policy(c.settings, 0, h);
   const Mask mask(c.settings, T, size_t(b) * shape.H + h);
-  tile.sums.assign(size_t(T + 2 * SIDE) * D, 0);
-  float *dq = tile.sums.data(), *dk = dq + size_t(T) * D, *dv = dk + SIDE * D;
+  scratch.products.assign(size_t(T + 2 * SIDE) * D, 0);
+  float *dq = scratch.products.data(), *dk = dq + size_t(T) * D, *dv = dk + SIDE * D;
   bf16* gradients = c.dqkv + size_t(b) * T * shape.qkv_stride + size_t(h) * D;
   auto store = [&](const float* from, int part, int row) {
     store_row(gradients + row * shape.qkv_stride + part * A, from, D);
@@ -214,9 +216,9 @@ void backward_head(const BackwardCall<bf16>& c, const Shape& shape, int B, int b
     for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
       int queries = std::min(SIDE, T - i0);
       bool add = i0 != tiles.begin;
-      multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), tile.z[0], SIDE, false);
-      multiply(keys, queries, D, rows_of(v, j0), columns_of(dout, i0), tile.dp[0], SIDE, false);
-      mask_scores(tile.z, mask, i0, j0, keys);
+      multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), scratch.z[0], SIDE, false);
+      multiply(keys, queries, D, rows_of(v, j0), columns_of(dout, i0), scratch.dp[0], SIDE, false);
+      mask_scores(scratch.z, mask, i0, j0, keys);
       QueryNumbers<ROW_VALUES> rows;
       QueryNumbers<LEARNED> learned;
       for (int n = 0; n < ROW_VALUES; n++) std::copy_n(c.workspace + n * count + first + i0, queries, rows.of[n]);
@@ -224,19 +226,19 @@ void backward_head(const BackwardCall<bf16>& c, const Shape& shape, int B, int b
       for (int key = 0; key < keys; key++) {
         for (int e = 0; e < SIDE; e++)
           rows.at(e, [&](float* row) {
-            float z = tile.z[key][e], dp = tile.dp[key][e], i = float(i0 + e + 1), j = float(j0 + key + 1);
-            score_gradient(policy, z, dp, row, tile.z[key][e], tile.dp[key][e], i, j);
+            float z = scratch.z[key][e], dp = scratch.dp[key][e], i = float(i0 + e + 1), j = float(j0 + key + 1);
+            score_gradient(policy, z, dp, row, scratch.z[key][e], scratch.dp[key][e], i, j);
             if constexpr (LEARNED > 0) learned.at(e, [&](float* l) { policy.add_learned(l, z, dp, row, i, j); });
           });
         if (!mask.bias) continue;
-        for (int e = 0; e < queries; e++) dz_by_key[key] += tile.dp[key][e];
-        for (int e = 0; e < SIDE; e++) dz_by_query[e] += tile.dp[key][e];
+        for (int e = 0; e < queries; e++) dz_by_key[key] += scratch.dp[key][e];
+        for (int e = 0; e < SIDE; e++) dz_by_query[e] += scratch.dp[key][e];
       }
-      round_tile(p_tile, tile.z, keys);
-      round_tile(dz_tile, tile.dp, keys);
-      multiply(keys, D, queries, by_key(dz_tile), rows_of(q, i0), dk, D, add);
-      multiply(keys, D, queries, by_key(p_tile), rows_of(dout, i0), dv, D, add);
-      multiply(queries, D, keys, by_query(dz_tile), rows_of(k, j0), dq + size_t(i0) * D, D, true);
+      round_tile(p_tile, scratch.z, keys);
+      round_tile(dz_tile, scratch.dp, keys);
+      multiply(keys, D, queries, rows_of(dz_tile), rows_of(q, i0), dk, D, add);
+      multiply(keys, D, queries, rows_of(p_tile), rows_of(dout, i0), dv, D, add);
+      multiply(queries, D, keys, columns_of(dz_tile), rows_of(k, j0), dq + size_t(i0) * D, D, true);
       for (int e = 0; e < queries; e++) {
         if (mask.bias) c.dz_sums.by_query[first + i0 + e] += dz_by_query[e];
         for (int l = 0; l < LEARNED; l++) c.settings.learned_sums[l * count + first + i0 + e] += learned.of[l][e];
@@ -256,9 +258,10 @@ void backward_head(const BackwardCall<bf16>& c, const Shape& shape, int B, int b
 template <class Policy> void onednn_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.call, {c.out, c.qkv});
   ProfileScope scope("attention_forward_onednn", c.call.stream);
-  cpu::put_on(c.call.stream, [c, shape, B = c.call.shape.B] {
-    int tiles = (shape.T + SIDE - 1) / SIDE, heads = B * shape.H;
-    cpu::parallel_for(int64_t(tiles) * heads, [&](int n) {  // the tiles with the most keys first
+  int tiles = (shape.T + SIDE - 1) / SIDE, heads = c.call.shape.B * shape.H;
+  int64_t tasks = int64_t(std::min(uint64_t(tiles) * heads, cpu::most_blocks));
+  cpu::put_on(c.call.stream, [=, B = c.call.shape.B] {
+    cpu::parallel_for(tasks, [&](int n) {  // the tiles with the most keys first
       forward_tile<Policy, Biased>(c, shape, B, n % heads / shape.H, n % shape.H, (tiles - 1 - n / heads) * SIDE);
     });
   });

@@ -1,4 +1,5 @@
-// A test's knob: of each kernel that is launched, only the first blocks run. The others' results stay unwritten.
+// A test's knob: of each kernel that is launched, and of attention's forward pass with oneDNN, only the first blocks
+// run. The others' results stay unwritten.
 #pragma once
 #include <stdint.h>
 
