@@ -3,11 +3,13 @@
 // [key][query], so a policy works on a vector of queries whose sums and constants are vectors too. q, k, v and dO are
 // read where they are; weights and dz are rounded to bf16, as on tensor cores.
 //
-// The forward pass takes a tile of queries at a time, the backward pass a head: then each score is computed once, and
-// five products suffice where kernels for keys and for queries need seven. Both are cut by the shape alone, and each
-// sum has one order, so bits do not depend on the number of threads.
+// The forward pass takes a tile of queries at a time, the backward pass a tile of keys, which adds to the queries'
+// gradients too: then each score is computed once, and five products suffice where kernels for keys and for queries
+// need seven. Tiles of keys add to a query tile in their order, so bits do not depend on the number of threads.
 #pragma once
+#include <sched.h>
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -187,70 +189,110 @@ void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, 
 
 // ---- backward
 
-// dq, dk, dv of head h of sequence b, from the rows' numbers in c.workspace; the sums of dz, and of the gradients of
-// learned numbers, where the settings ask for them. dq is summed in T x D floats of the thread.
+// The work on one head. Threads take its tiles of keys in order. A tile of queries is its key tiles' in turn, so the
+// first of those under way never waits, however few threads there are.
+struct HeadWork {
+  std::atomic<int> taken = 0;                // tiles of keys
+  std::unique_ptr<std::atomic<int>[]> turn;  // by tile of queries: the first row of the tile of keys that adds next
+  float* dq;                                 // [T, D]
+};
+
+// dk and dv of the tile of keys from j0 of head h of sequence b, from the rows' numbers in c.workspace. Adds its share
+// to work.dq and, where the settings ask for them, to the sums of dz and of the gradients of learned numbers. The last
+// tile that adds to a query, at the diagonal, stores its dq. Returns early once `failed` says that another tile threw.
 template <class Policy, class Mask>
-void backward_head(const BackwardCall<bf16>& c, const Shape& shape, int B, int b, int h) {
+void backward_tile(const BackwardCall<bf16>& c, const Shape& shape, int B, int b, int h, int j0, HeadWork& work,
+                   const std::atomic<bool>& failed) {
   constexpr int ROW_VALUES = Policy::ROW_VALUES, LEARNED = Policy::LEARNED;
   Scratch& scratch = scratch_of_thread();
   Bf16Tile &p_tile = scratch.weights[0], &dz_tile = scratch.weights[1];
-  int T = shape.T, D = shape.D;
+  int T = shape.T, D = shape.D, keys = std::min(SIDE, T - j0);
   size_t first = (size_t(b) * shape.H + h) * T, count = shape.rows(B), A = size_t(shape.H) * D;
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
              v = head_of_qkv(c.qkv, 2, b, h, shape), dout = head_of_out(c.dout, b, h, shape);
   const Policy policy(c.settings, 0, h);
   const Mask mask(c.settings, T, size_t(b) * shape.H + h);
-  scratch.products.assign(size_t(T + 2 * SIDE) * D, 0);
-  float *dq = scratch.products.data(), *dk = dq + size_t(T) * D, *dv = dk + SIDE * D;
+  if (scratch.products.size() < size_t(2) * SIDE * D) scratch.products.resize(size_t(2) * SIDE * D);
+  float *dk = scratch.products.data(), *dv = dk + SIDE * D, dz_by_key[SIDE] = {};
   bf16* gradients = c.dqkv + size_t(b) * T * shape.qkv_stride + size_t(h) * D;
   auto store = [&](const float* from, int part, int row) {
     store_row(gradients + row * shape.qkv_stride + part * A, from, D);
   };
-  if (mask.bias) std::fill_n(c.dz_sums.by_query + first, T, 0.0f);
-  for (int l = 0; l < LEARNED; l++) std::fill_n(c.settings.learned_sums + l * count + first, T, 0.0f);
 
-  for (int j0 = 0; j0 < T; j0 += SIDE) {
-    int keys = std::min(SIDE, T - j0);
-    auto tiles = mask.template query_tiles<SIDE>(j0, SIDE);
-    float dz_by_key[SIDE] = {};
-    for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
-      int queries = std::min(SIDE, T - i0);
-      bool add = i0 != tiles.begin;
-      multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), scratch.z[0], SIDE, false);
-      multiply(keys, queries, D, rows_of(v, j0), columns_of(dout, i0), scratch.dp[0], SIDE, false);
-      mask_scores(scratch.z, mask, i0, j0, keys);
-      QueryNumbers<ROW_VALUES> rows;
-      QueryNumbers<LEARNED> learned;
-      for (int n = 0; n < ROW_VALUES; n++) std::copy_n(c.workspace + n * count + first + i0, queries, rows.of[n]);
-      QueryFloats dz_by_query = {};
-      for (int key = 0; key < keys; key++) {
-        for (int e = 0; e < SIDE; e++)
-          rows.at(e, [&](float* row) {
-            float z = scratch.z[key][e], dp = scratch.dp[key][e], i = float(i0 + e + 1), j = float(j0 + key + 1);
-            score_gradient(policy, z, dp, row, scratch.z[key][e], scratch.dp[key][e], i, j);
-            if constexpr (LEARNED > 0) learned.at(e, [&](float* l) { policy.add_learned(l, z, dp, row, i, j); });
-          });
-        if (!mask.bias) continue;
-        for (int e = 0; e < queries; e++) dz_by_key[key] += scratch.dp[key][e];
-        for (int e = 0; e < SIDE; e++) dz_by_query[e] += scratch.dp[key][e];
-      }
-      round_tile(p_tile, scratch.z, keys);
-      round_tile(dz_tile, scratch.dp, keys);
-      multiply(keys, D, queries, rows_of(dz_tile), rows_of(q, i0), dk, D, add);
-      multiply(keys, D, queries, rows_of(p_tile), rows_of(dout, i0), dv, D, add);
-      multiply(queries, D, keys, columns_of(dz_tile), rows_of(k, j0), dq + size_t(i0) * D, D, true);
-      for (int e = 0; e < queries; e++) {
-        if (mask.bias) c.dz_sums.by_query[first + i0 + e] += dz_by_query[e];
-        for (int l = 0; l < LEARNED; l++) c.settings.learned_sums[l * count + first + i0 + e] += learned.of[l][e];
-      }
-    }
+  auto tiles = mask.template query_tiles<SIDE>(j0, SIDE);
+  for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
+    int queries = std::min(SIDE, T - i0);
+    bool later = i0 != tiles.begin;
+    multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), scratch.z[0], SIDE, false);
+    multiply(keys, queries, D, rows_of(v, j0), columns_of(dout, i0), scratch.dp[0], SIDE, false);
+    mask_scores(scratch.z, mask, i0, j0, keys);
+    QueryNumbers<ROW_VALUES> rows;
+    QueryNumbers<LEARNED> learned;
+    for (int n = 0; n < ROW_VALUES; n++) std::copy_n(c.workspace + n * count + first + i0, queries, rows.of[n]);
+    QueryFloats dz_by_query = {};
     for (int key = 0; key < keys; key++) {
-      store(dk + size_t(key) * D, 1, j0 + key);
-      store(dv + size_t(key) * D, 2, j0 + key);
-      if (mask.bias) c.dz_sums.by_key[first + j0 + key] = dz_by_key[key];
+      for (int e = 0; e < SIDE; e++)
+        rows.at(e, [&](float* row) {
+          float z = scratch.z[key][e], dp = scratch.dp[key][e], i = float(i0 + e + 1), j = float(j0 + key + 1);
+          score_gradient(policy, z, dp, row, scratch.z[key][e], scratch.dp[key][e], i, j);
+          if constexpr (LEARNED > 0) learned.at(e, [&](float* l) { policy.add_learned(l, z, dp, row, i, j); });
+        });
+      if (!mask.bias) continue;
+      for (int e = 0; e < queries; e++) dz_by_key[key] += scratch.dp[key][e];
+      for (int e = 0; e < SIDE; e++) dz_by_query[e] += scratch.dp[key][e];
     }
+    round_tile(p_tile, scratch.z, keys);
+    round_tile(dz_tile, scratch.dp, keys);
+    multiply(keys, D, queries, rows_of(dz_tile), rows_of(q, i0), dk, D, later);
+    multiply(keys, D, queries, rows_of(p_tile), rows_of(dout, i0), dv, D, later);
+
+    std::atomic<int>& turn = work.turn[i0 / SIDE];
+    while (turn.load(std::memory_order_acquire) != j0) {
+      if (failed) return;
+      sched_yield();
+    }
+    auto key_tiles = mask.template key_tiles<SIDE>(i0, SIDE);
+    bool add = j0 != key_tiles.begin;
+    float* dq = work.dq + size_t(i0) * D;
+    multiply(queries, D, keys, columns_of(dz_tile), rows_of(k, j0), dq, D, add);
+    auto add_to = [&](float* sums, const float* x) {
+      for (int e = 0; e < queries; e++) sums[first + i0 + e] = add ? sums[first + i0 + e] + x[e] : x[e];
+    };
+    if (mask.bias) add_to(c.dz_sums.by_query, dz_by_query);
+    for (int l = 0; l < LEARNED; l++) add_to(c.settings.learned_sums + l * count, learned.of[l]);
+    if (j0 == i0)
+      for (int e = 0; e < queries; e++) store(dq + size_t(e) * D, 0, i0 + e);
+    turn.store(key_tiles.next(j0), std::memory_order_release);
   }
-  for (int t = 0; t < T; t++) store(dq + size_t(t) * D, 0, t);
+  for (int key = 0; key < keys; key++) {
+    store(dk + size_t(key) * D, 1, j0 + key);
+    store(dv + size_t(key) * D, 2, j0 + key);
+    if (mask.bias) c.dz_sums.by_key[first + j0 + key] = dz_by_key[key];
+  }
+}
+
+// A head for each thread; threads that find no new one help with those that are not done.
+template <class Policy, class Mask> void backward_heads(const BackwardCall<bf16>& c, const Shape& shape, int B) {
+  int heads = B * shape.H, tiles = (shape.T + SIDE - 1) / SIDE;
+  size_t of_head = size_t(shape.T) * shape.D;
+  auto dq = std::make_unique_for_overwrite<float[]>(heads * of_head);
+  std::vector<HeadWork> work(heads);
+  for (int n = 0; n < heads; n++) {
+    work[n].turn = std::make_unique<std::atomic<int>[]>(tiles), work[n].dq = &dq[n * of_head];
+    for (int i = 0; i < tiles; i++)
+      work[n].turn[i] = Mask(c.settings, shape.T, n).template key_tiles<SIDE>(i * SIDE, SIDE).begin;
+  }
+  std::atomic<bool> failed = false;
+  cpu::parallel_for(heads * std::min(tiles, cpu::pool_threads()), [&](int n) {
+    n %= heads;
+    try {
+      for (int j; (j = work[n].taken++) < tiles && !failed;)
+        backward_tile<Policy, Mask>(c, shape, B, n / shape.H, n % shape.H, j * SIDE, work[n], failed);
+    } catch (...) {
+      failed = true;
+      throw;
+    }
+  });
 }
 
 // ---- the family
@@ -271,10 +313,7 @@ template <class Policy> void onednn_backward(const BackwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
   row_values<bf16, Policy, Biased>(c, shape);
   ProfileScope scope("attention_backward_onednn", c.call.stream);
-  cpu::put_on(c.call.stream, [c, shape, B = c.call.shape.B] {
-    cpu::parallel_for(B * shape.H,
-                      [&](int n) { backward_head<Policy, Biased>(c, shape, B, n / shape.H, n % shape.H); });
-  });
+  cpu::put_on(c.call.stream, [c, shape, B = c.call.shape.B] { backward_heads<Policy, Biased>(c, shape, B); });
 }
 
 // What the forward pass saves is what the general kernels save.
