@@ -614,7 +614,8 @@ TYPED_TEST(AttentionTest, Causal) {
 
 TYPED_TEST(AttentionTest, SameBitsInAnyOrder) {
   using T = typename TypeParam::T;
-  for (AttentionShape shape : {AttentionShape{2, 100, 3, 40}, {1, 300, 1, 8}}) {  // more and fewer heads than threads
+  const AttentionShape many_heads{2, 100, 3, 40}, one_head{1, 300, 1, 8};
+  for (AttentionShape shape : {many_heads, one_head}) {
     auto qkv = random_qkv<T>(shape, 1);
     auto dout = random_normal<T>(shape.out_size(), 2);
     auto sinks = random_normal<T>(shape.H, 3);
