@@ -328,12 +328,14 @@ static void turn_off_stdout() {
 }
 
 // SIGUSR1 asks to save; until there is something to save it is ignored. From the start, not from main() on: before that
-// the constructors of libraries run, of which OpenBLAS's takes milliseconds.
+// the constructors of libraries run. OpenBLAS's takes milliseconds and starts threads, which must not take signals.
 [[gnu::section(".preinit_array"), gnu::used]] static void (*const before_constructors)() = [] {
   std::signal(SIGUSR1, SIG_IGN);
+  block_signals();
 };
 
 int main(int argc, char** argv) {
+  admit_signals();
   bool no_output = fcntl(STDOUT_FILENO, F_GETFD) < 0;
   // If standard input or output is closed, no file of the run may take its number.
   for (int file; (file = open("/dev/null", O_RDWR)) >= 0;)

@@ -1,13 +1,17 @@
 #include "base/signals.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <initializer_list>
+#include <cstring>
+#include <vector>
 
-// A handler may run in any thread, between any two instructions: it only sets these.
+#include "base/error.h"
+
+// The handler interrupts a thread that may be inside any function of a library: it only sets these.
 static std::atomic<bool> saving{false};
 static std::atomic<int64_t> stopping_since{0};  // 0: not asked yet
 static std::atomic<int> stopping_by{0};
@@ -38,6 +42,15 @@ bool ignored(int signal) {
   return action.sa_handler == SIG_IGN;
 }
 
+static void set_mask(int how) {
+  static sigset_t watched;  // static: AddressSanitizer is not ready for a variable on the stack before constructors
+  sigemptyset(&watched);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) sigaddset(&watched, signal);
+  pthread_sigmask(how, &watched, nullptr);
+}
+void block_signals() { set_mask(SIG_BLOCK); }
+void admit_signals() { set_mask(SIG_UNBLOCK); }
+
 void watch_signals() {
   struct sigaction action = {};
   action.sa_handler = handle;
@@ -45,6 +58,16 @@ void watch_signals() {
   sigemptyset(&action.sa_mask);
   for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1})
     if (signal != SIGHUP || !ignored(SIGHUP)) sigaction(signal, &action, nullptr);
+  block_signals();
+  pthread_t thread;
+  int error = pthread_create(
+      &thread, nullptr,
+      [](void*) -> void* {
+        for (admit_signals();;) pause();
+      },
+      nullptr);
+  if (error != 0) failure("the thread that waits for signals could not be started: %s", std::strerror(error));
+  pthread_detach(thread);
 }
 
 int stop_signal() { return stopping_by; }

@@ -4,6 +4,10 @@
 // A second of the others ends the process at once, as it does by default. One request may arrive several times,
 // sent to all processes and also passed on by a launcher: a signal counts as a second request only after
 // SAME_REQUEST_MS.
+//
+// One thread alone takes them: the main thread, in which they end the process, and after watch_signals() a thread that
+// only waits. A handler must never run in a thread that computes: the kernels that oneDNN writes use the stack pointer
+// as a pointer into their workspace, where the kernel would then put the handler's frame, over the heap.
 #pragma once
 #include <cstdint>
 
@@ -12,6 +16,8 @@ int64_t milliseconds_now();  // of a clock that never goes back
 
 bool ignored(int signal);  // by this process
 void watch_signals();      // until then SIGUSR1 is ignored, and the others end the process as usual
+void block_signals();      // in this thread and those that it starts; before main() for the threads of libraries
+void admit_signals();      // in this thread, which must not compute if signals are watched
 int stop_signal();         // the first signal that asked to stop; 0: there was none
 inline bool stop_requested() { return stop_signal() != 0; }
 void stop_by(int signal);  // as if the signal had come, unless one has: another rank got it

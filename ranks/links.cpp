@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/signals.h"
 
 using Clock = std::chrono::steady_clock;
 
@@ -243,6 +244,7 @@ void Links::send(const Peer& peer, char kind, const std::string& text) {
 // ---- the thread
 
 void Links::run() {
+  block_signals();
   std::chrono::duration<double> between(timeout_ / 9.0);  // seconds between two heartbeats
   auto before = Clock::now(), sent = before;
   for (;;) {

@@ -120,10 +120,7 @@ static Ranks fork_ranks(int count, int timeout) {
   for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGTSTP}) sigaddset(&signals, number);
   if (!ignored(SIGHUP)) sigaddset(&signals, SIGHUP);
   sigprocmask(SIG_BLOCK, &signals, &before);
-  // Signals that this process was started to ignore cannot be waited for. OpenBLAS has a thread until the first fork,
-  // and that thread blocks no signal: if SIGUSR1 reaches it, the program must not end.
-  for (int number : {SIGCHLD, SIGTERM, SIGINT}) signal(number, SIG_DFL);
-  signal(SIGUSR1, [](int) {});
+  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) signal(number, SIG_DFL);  // what is ignored is not waited for
   std::vector<pid_t> children;
   pid_t parent = getpid();
   for (int rank = 0; rank < count; rank++) {

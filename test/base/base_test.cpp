@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -292,23 +293,37 @@ TEST(Background, RethrowsInTheThreadThatWaits) {
 
 // ---- signals
 
-// Ends the process with 11 if `expected` holds after these signals.
+// Sends this process signals one after another, as another process would, and waits until each was taken.
+static void receive(const std::vector<int>& signals) {
+  for (int signal : signals) {
+    kill(getpid(), signal);
+    for (sigset_t waiting; sigpending(&waiting) == 0 && sigismember(&waiting, signal) == 1;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// Ends the process with 11 once `expected` holds after these signals; with 1 if that takes 10 seconds.
 [[noreturn]] static void exit_after(const std::vector<int>& signals, bool (*expected)()) {
   watch_signals();
-  for (int signal : signals) raise(signal);
-  _exit(expected() ? 11 : 1);
+  receive(signals);
+  for (int64_t end = milliseconds_now() + 10000; milliseconds_now() < end;) {
+    if (expected()) _exit(11);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  _exit(1);
 }
 
 TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
-  EXPECT_EXIT((exit_after({SIGUSR1, SIGUSR1}, [] { return save_requested() && !save_requested(); })),
+  EXPECT_EXIT((exit_after({SIGUSR1}, [] { return save_requested() && !save_requested(); })),
               testing::ExitedWithCode(11), "");
   EXPECT_EXIT((exit_after({SIGTERM}, [] { return stop_requested() && !save_requested(); })),
               testing::ExitedWithCode(11), "");
   EXPECT_EXIT(
       {
         watch_signals();
-        raise(SIGINT);
+        receive({SIGINT});
+        while (!stop_requested()) std::this_thread::yield();
         stop_by(SIGTERM);  // another rank's, which came later
         die_of(stop_signal());
       },
@@ -318,9 +333,10 @@ TEST(Signals, AreRememberedAndTheSecondEndsTheProcess) {
     EXPECT_EXIT(
         {
           watch_signals();
-          raise(last == SIGINT ? SIGTERM : SIGINT);
+          receive({last == SIGINT ? SIGTERM : SIGINT});
           std::this_thread::sleep_for(later);
-          raise(last);
+          receive({last});
+          std::this_thread::sleep_for(std::chrono::seconds(10));
         },
         testing::KilledBySignal(last), "");
 }
@@ -329,4 +345,24 @@ TEST(Signals, OneRequestMayArriveSeveralTimes) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT((exit_after({SIGTERM, SIGINT, SIGTERM, SIGINT, SIGTERM}, stop_requested)), testing::ExitedWithCode(11),
               "");
+}
+
+TEST(Signals, AreNotTakenByThreadsThatCompute) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  auto all_blocked = [] {
+    sigset_t mask;
+    pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1})
+      if (!sigismember(&mask, signal)) return false;
+    return true;
+  };
+  EXPECT_EXIT(
+      {
+        watch_signals();
+        bool main = all_blocked();
+        bool other = false;
+        std::thread([&] { other = all_blocked(); }).join();
+        _exit(main && other ? 11 : 1);
+      },
+      testing::ExitedWithCode(11), "");
 }

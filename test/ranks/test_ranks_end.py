@@ -89,6 +89,21 @@ class Ends(RankRuns):
     os.kill(self.ranks()[1], signal.SIGINT)
     self.assertEqual(self.ended(process)[::2], (-signal.SIGINT, ""))
 
+  def test_threads_that_compute_take_no_signal(self):
+    """One thread of a process takes them, and not the first, which multiplies too: a kernel of oneDNN uses the stack
+    pointer for its workspace, where a handler would write."""
+    process = self.under_way("--gpus", "2", "--set", "threads=2", **ENDLESS)
+    watched = sum(1 << number - 1 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1))
+    for rank in self.ranks().values():
+      blocked = {}
+      for thread in os.listdir(f"/proc/{rank}/task"):
+        mask = re.search(r"^SigBlk:\s*(\w+)", self.text_of(f"/proc/{rank}/task/{thread}/status"), re.M)[1]
+        blocked[int(thread)] = int(mask, 16) & watched
+      self.assertEqual(blocked.pop(rank), watched)
+      self.assertEqual(sorted(blocked.values()), [0] + [watched] * (len(blocked) - 1))
+      self.assertGreater(len(blocked), 2)  # that of the signals, of the ranks' messages, and a second that computes
+    self.stop(process)
+
   def test_a_closed_terminal(self):
     process = self.under_way("--gpus", "2", **ENDLESS)
     self.stop(process, signal.SIGHUP)
