@@ -29,7 +29,7 @@ static void handle(int signal) {
     saving = true;
   } else if (stopping_since.compare_exchange_strong(since, now)) {
     stopping_by = signal;
-    ::signal(SIGPIPE, SIG_IGN);  // Ctrl-C also ends the tee that reads the output; the run must still save
+    ::signal(SIGPIPE, SIG_IGN);  // whoever reads the output may have ended too; the run must still save
   } else if (now - since >= SAME_REQUEST_MS) {
     ::signal(signal, SIG_DFL);
     ::raise(signal);  // takes effect when this handler returns
@@ -56,8 +56,9 @@ void watch_signals() {
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;  // interrupted system calls continue
   sigemptyset(&action.sa_mask);
-  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1})
-    if (signal != SIGHUP || !ignored(SIGHUP)) sigaction(signal, &action, nullptr);
+  sigaction(SIGUSR1, &action, nullptr);
+  for (int signal : STOP_SIGNALS)
+    if (!ignored(signal) || signal == SIGINT || signal == SIGTERM) sigaction(signal, &action, nullptr);
   block_signals();
   pthread_t thread;
   int error = pthread_create(

@@ -1,16 +1,19 @@
-// Signals to a training run. SIGTERM, SIGINT, and SIGHUP unless it is ignored (nohup): finish the step, save, and then
-// die of that signal, so that a shell loop ends and a scheduler does not record success.
+// Signals to a training run. SIGTERM, SIGINT, and unless they are ignored SIGHUP (nohup) and SIGPIPE (the program that
+// reads the output has ended): finish the step, save, and then die of that signal, so that a shell loop ends and a
+// scheduler does not record success.
 // SIGUSR1: save and continue.
 // A second of the others ends the process at once, as it does by default. One request may arrive several times,
 // sent to all processes and also passed on by a launcher: a signal counts as a second request only after
 // SAME_REQUEST_MS.
 //
-// One thread alone takes them: the main thread, in which they end the process, and after watch_signals() a thread that
+// One thread alone takes them, but for SIGPIPE, which comes from a thread's own write: the main thread, in which they end the process, and after watch_signals() a thread that
 // only waits. A handler must never run in a thread that computes: the kernels that oneDNN writes use the stack pointer
 // as a pointer into their workspace, where the kernel would then put the handler's frame, over the heap.
 #pragma once
+#include <csignal>
 #include <cstdint>
 
+inline constexpr int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
 inline constexpr int64_t SAME_REQUEST_MS = 2000;
 int64_t milliseconds_now();  // of a clock that never goes back
 

@@ -309,6 +309,14 @@ class Signals(Runs):
         if not reader:
           self.assertEqual((process.returncode, errors), (-signal.SIGINT, ""))
 
+  def test_reader_of_the_output_ends(self):
+    for flags in ((), ("--gpus", "2")):
+      name = f"run{len(flags)}"
+      process = self.under_way(*flags, name=name, log__every=1)
+      process.stdout.close()
+      self.assertEqual((process.wait(20), process.stderr.read()), (-signal.SIGPIPE, ""))
+      self.assertEqual(self.steps(name), [self.lines(run=name)[-1]["step"]])
+
   def test_nohup(self):
     for flags in ((), ("--gpus", "2")):
       process = self.under_way(*flags, lines=5, before=["nohup"], name=f"run{len(flags)}")
