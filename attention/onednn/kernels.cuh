@@ -30,7 +30,7 @@ using FloatTile = float[SIDE][SIDE];  // [key][query]
 using Bf16Tile = bf16[SIDE][SIDE];
 using QueryFloats = float[SIDE];  // one for each query of a tile
 
-// d[m, n] = op(a)[m, k] op(b)[k, n], += if `add`. Without oneDNN's kernel by plain loops, which only tests ask for.
+// d[m, n] = op(a)[m, k] op(b)[k, n], += if `add`. By plain loops where oneDNN has no kernel or a wrong one.
 struct Operand {
   const bf16* x;
   int ld;
@@ -56,9 +56,10 @@ Operand columns_of(const Head<bf16>& head, int row) { return {head.x + row * hea
 Operand rows_of(const Bf16Tile& tile) { return {tile[0], SIDE}; }
 Operand columns_of(const Bf16Tile& tile) { return {tile[0], SIDE, true}; }
 
-void round_tile(Bf16Tile& to, const FloatTile& from, int keys) {
-  for (int key = 0; key < keys; key++)
-    for (int e = 0; e < SIDE; e++) to[key][e] = from_float<bf16>(from[key][e]);
+// Rounded, and 0 beyond the last key and query: stale numbers there might be NaN, which no kernel may multiply.
+void round_tile(Bf16Tile& to, const FloatTile& from, int keys, int queries) {
+  for (int key = 0; key < SIDE; key++)
+    for (int e = 0; e < SIDE; e++) to[key][e] = from_float<bf16>(key < keys && e < queries ? from[key][e] : 0);
 }
 
 // What a thread works on. What lies beyond the last query or key has no meaning, but is initialised.
@@ -161,8 +162,8 @@ void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, 
             scratch.z[key][e] = w[0];
             if constexpr (OUTPUTS > 1) scratch.dp[key][e] = w[1];
           }
-      round_tile(scratch.weights[0], scratch.z, keys);
-      if constexpr (OUTPUTS > 1) round_tile(scratch.weights[1], scratch.dp, keys);
+      round_tile(scratch.weights[0], scratch.z, keys, queries);
+      if constexpr (OUTPUTS > 1) round_tile(scratch.weights[1], scratch.dp, keys, queries);
       for (int n = 0; n < OUTPUTS; n++)
         multiply(queries, D, keys, columns_of(scratch.weights[n]), rows_of(v, j0), out[n], D, j0 != tiles.begin);
     }
@@ -241,8 +242,8 @@ void backward_tile(const BackwardCall<bf16>& c, const Shape& shape, int B, int b
       for (int e = 0; e < queries; e++) dz_by_key[key] += scratch.dp[key][e];
       for (int e = 0; e < SIDE; e++) dz_by_query[e] += scratch.dp[key][e];
     }
-    round_tile(p_tile, scratch.z, keys);
-    round_tile(dz_tile, scratch.dp, keys);
+    round_tile(p_tile, scratch.z, keys, queries);
+    round_tile(dz_tile, scratch.dp, keys, queries);
     multiply(keys, D, queries, rows_of(dz_tile), rows_of(q, i0), dk, D, later);
     multiply(keys, D, queries, rows_of(p_tile), rows_of(dout, i0), dv, D, later);
 

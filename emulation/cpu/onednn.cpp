@@ -1,12 +1,85 @@
 #include "emulation/cpu/onednn.h"
 
-#if HAVE_ONEDNN
-#include <dnnl.hpp>
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+
+namespace cpu {
+namespace {
+
+constexpr int GAP = 64;  // how many elements behind a row must not be read or written, if there are so many
+
+// Random whole numbers from 1 to 4, of which no sum is 0, in rows of ld elements, with `between` behind each row. The
+// address is a multiple of an element's size alone. Only what is set takes memory: ld may be the size of a vocabulary.
+struct Operand {
+  int ld, columns;
+  bool bf16;
+  std::unique_ptr<uint16_t[]> bits;
+  Operand(std::minstd_rand& random, int rows, int columns, int ld, bool bf16, float between)
+      : ld(ld), columns(columns), bf16(bf16) {
+    bits = std::make_unique_for_overwrite<uint16_t[]>((1 + size_t(rows - 1) * ld + columns + GAP) * (bf16 ? 1 : 2));
+    for (int r = 0; r < rows; r++)
+      for (int c = 0, end = columns + (r == rows - 1 ? GAP : std::min(GAP, ld - columns)); c < end; c++)
+        set(r, c, c < columns ? float(random() % 4 + 1) : between);
+  }
+  size_t at(int row, int column) const { return size_t(row) * ld + column; }
+  void set(int row, int column, float x) {  // exact in bf16 too
+    if (bf16) bits[1 + at(row, column)] = uint16_t(std::bit_cast<uint32_t>(x) >> 16);
+    else floats()[at(row, column)] = x;
+  }
+  double operator()(int row, int column) const {
+    return bf16 ? std::bit_cast<float>(uint32_t(bits[1 + at(row, column)]) << 16) : floats()[at(row, column)];
+  }
+  float* floats() const { return reinterpret_cast<float*>(bits.get()) + 1; }
+  const void* data() const { return bf16 ? static_cast<const void*>(&bits[1]) : floats(); }
+};
+
+}  // namespace
+
+bool computes(const Product& p, const std::function<void(const void* a, const void* b, float* d)>& multiply) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN(), untouched = 12345;
+  std::minstd_rand random(1);
+  Operand a(random, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda, p.bf16, nan);
+  Operand b(random, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb, p.bf16, nan);
+  Operand d(random, p.m, p.n, p.ldd, false, untouched);
+  // D x = A (B x) + D x for random x takes m n + n k + m k operations, not m n k: exact too, and every wrong number of
+  // a row shows, unless several cancel.
+  std::vector<double> x(p.n), bx(p.k), right(p.m);
+  for (double& one : x) one = 1 + random() % 10000;
+  for (int k = 0; k < p.k; k++)
+    for (int n = 0; n < p.n; n++) bx[k] += x[n] * (p.trans_b ? b(n, k) : b(k, n));
+  for (int m = 0; m < p.m; m++) {
+    for (int n = 0; n < p.n; n++) {
+      if (p.beta == 0) d.set(m, n, nan);
+      else right[m] += x[n] * d(m, n);
+    }
+    for (int k = 0; k < p.k; k++) right[m] += bx[k] * (p.trans_a ? a(k, m) : a(m, k));
+  }
+  multiply(a.data(), b.data(), d.floats());
+  for (int m = 0; m < p.m; m++) {
+    double found = 0;
+    for (int n = 0; n < p.n; n++) found += x[n] * d(m, n);
+    if (!(found == right[m])) return false;
+    for (int c = p.n, end = p.n + (m == p.m - 1 ? GAP : std::min(GAP, p.ldd - p.n)); c < end; c++)
+      if (d(m, c) != untouched) return false;
+  }
+  return true;
+}
+
+}  // namespace cpu
+
+#if HAVE_ONEDNN
+#include <dnnl.hpp>
 
 extern "C" void omp_set_num_threads(int);
 
@@ -42,7 +115,9 @@ class Kernels {
   const Kernel* find(const Product& product) {
     if (auto known = kernels_.find(product); known != kernels_.end()) return known->second.get();
     if (kernels_.size() == 1024) kernels_.clear();  // each takes 70 us to make again
-    return (kernels_[product] = make(product)).get();
+    auto made = make(product);
+    if (made && !is_right(product, *made)) made = nullptr;
+    return (kernels_[product] = std::move(made)).get();
   }
 
   void run(const Kernel& kernel, const void* a, const void* b, float* d) {
@@ -57,10 +132,30 @@ class Kernels {
   }
 
  private:
+  // Versions of oneDNN are wrong for some shapes, such as 3.7.2 for a row or column that is not dense. What a thread has
+  // found out about a product is known to all.
+  bool is_right(const Product& p, const Kernel& kernel) {
+    static std::mutex mutex;
+    static std::map<Product, bool> known;
+    static bool warned = false;
+    std::lock_guard lock(mutex);
+    auto [found, is_new] = known.try_emplace(p);
+    if (is_new) found->second = computes(p, [&](auto* a, auto* b, float* d) { run(kernel, a, b, d); });
+    if (!found->second && !std::exchange(warned, true))
+      warn(
+          "%s computes a product wrongly (%s, m %d, n %d, k %d, trans %d %d, rows of %d, %d and %d elements): it and "
+          "others of that kind are computed otherwise",
+          onednn_kernels().c_str(), p.bf16 ? "bf16" : "float32", p.m, p.n, p.k, p.trans_a, p.trans_b, p.lda, p.ldb,
+          p.ldd);
+    return found->second;
+  }
+
   std::unique_ptr<Kernel> make(const Product& p) const try {
     if (!has(p.bf16 ? dnnl_cpu_isa_avx512_core_bf16 : dnnl_cpu_isa_avx512_core)) return nullptr;
+    if (p.beta != 0 && p.beta != 1) return nullptr;
     auto in = p.bf16 ? memory::data_type::bf16 : memory::data_type::f32;
     auto matrix = [](int rows, int columns, memory::data_type type, int ld, bool transposed) {
+      if ((transposed ? columns : rows) == 1) ld = transposed ? rows : columns;  // of no meaning, but oneDNN reads it
       return memory::desc({rows, columns}, type, transposed ? memory::dims{1, ld} : memory::dims{ld, 1});
     };
     memory::desc a = matrix(p.m, p.k, in, p.lda, p.trans_a), b = matrix(p.k, p.n, in, p.ldb, p.trans_b);

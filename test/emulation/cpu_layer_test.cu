@@ -14,7 +14,9 @@
 #include <string>
 #include <thread>
 #include <vector>
+#include "base/text.h"
 #include "emulation/cpu/machine.h"
+#include "emulation/cpu/onednn.h"
 #include "emulation/cpu/pool.h"
 #include "emulation/cpu/streams.h"
 #include "test/support/device.h"
@@ -485,6 +487,77 @@ TEST_F(Kept, ErrorsComeAtTheLaunchOrAtTheWait) {
   LAUNCH(set_value, 1, 1, 0, a, x, 9);
   cudaStreamSynchronize(a);
   EXPECT_EQ(*x, 9);
+}
+
+// ---- the check of oneDNN's products
+
+enum class Mistake { none, dense_d, dense_a, last_k, reads_beyond, writes_beyond, one_element, beta, stale };
+
+// The product of float matrices by plain loops, or with a mistake that a library has made, where the shape allows it.
+bool multiply_plainly(const cpu::Product& p, Mistake mistake, const float* a, const float* b, float* d) {
+  int ldd = mistake == Mistake::dense_d ? p.n : p.ldd;
+  int lda = mistake == Mistake::dense_a ? (p.trans_a ? p.m : p.k) : p.lda;
+  int depth = p.k - (mistake == Mistake::last_k);
+  for (int m = 0; m < p.m; m++)
+    for (int n = 0; n < p.n; n++) {
+      float& to = d[m * ldd + n];
+      float sum = p.beta != 0 && mistake != Mistake::beta ? to : 0;
+      for (int k = 0; k < depth; k++)
+        sum += a[p.trans_a ? k * lda + m : m * lda + k] * b[p.trans_b ? n * p.ldb + k : k * p.ldb + n];
+      if (mistake == Mistake::reads_beyond) sum += 0 * a[(p.trans_a ? p.k - 1 : m) * lda + (p.trans_a ? p.m : p.k)];
+      if (mistake == Mistake::one_element && m == p.m - 1 && n == p.n / 2) sum += 1;
+      if (mistake == Mistake::stale && p.beta == 0) sum += to;
+      to = sum;
+    }
+  if (mistake == Mistake::writes_beyond) d[(p.m - 1) * ldd + p.n] = 0;
+  switch (mistake) {
+    case Mistake::none: return true;
+    case Mistake::dense_d: return p.m == 1 || p.ldd == p.n;
+    case Mistake::dense_a: return (p.trans_a ? p.k : p.m) == 1 || lda == p.lda;
+    case Mistake::beta: return p.beta == 0;
+    case Mistake::stale: return p.beta != 0;
+    default: return false;
+  }
+}
+
+// Calls f for products of all forms, with rows that are and are not dense, and sizes around oneDNN's.
+template <class F> void for_products(bool bf16, F f) {
+  for (int m : {1, 2, 33, 64})
+    for (int n : {1, 16, 63})
+      for (int k : {1, 5, 64})
+        for (int form = 0; form < 64; form++) {
+          bool trans_a = form & 1, trans_b = form & 2;
+          int lda = (trans_a ? m : k) + (form & 4 ? 64 : 0), ldb = (trans_b ? k : n) + (form & 8 ? 192 : 0);
+          int ldd = n + (form & 16 ? 63 : 0);
+          SCOPED_TRACE(format("m %d n %d k %d form %d", m, n, k, form));
+          f(cpu::Product{m, n, k, trans_a, trans_b, lda, ldb, ldd, bf16, form & 32 ? 1.0f : 0.0f});
+        }
+}
+
+TEST(Products, EveryMistakeIsSeen) {
+  for (auto mistake : {Mistake::none, Mistake::dense_d, Mistake::dense_a, Mistake::last_k, Mistake::reads_beyond,
+                       Mistake::writes_beyond, Mistake::one_element, Mistake::beta, Mistake::stale}) {
+    SCOPED_TRACE(int(mistake));
+    for_products(false, [&](const cpu::Product& p) {
+      bool right = false;
+      auto multiply = [&](const void* a, const void* b, float* d) {
+        right = multiply_plainly(p, mistake, static_cast<const float*>(a), static_cast<const float*>(b), d);
+      };
+      bool found = cpu::computes(p, multiply);
+      EXPECT_EQ(found, right);
+    });
+  }
+}
+
+TEST(Products, OfOnednnAreRightOrRefused) {
+  if (cpu::onednn_kernels().empty()) GTEST_SKIP() << "oneDNN has no fast kernels for this CPU";
+  for (bool bf16 : {false, true})
+    for_products(bf16, [](const cpu::Product& p) {
+      bool multiplied = true;
+      auto multiply = [&](const void* a, const void* b, float* d) { multiplied = multiply_by_onednn(p, a, b, d); };
+      bool right = cpu::computes(p, multiply);
+      EXPECT_TRUE(right || !multiplied);
+    });
 }
 
 }  // namespace
