@@ -71,7 +71,7 @@ class Program {
   void run_mode();
   void make_steps();
   void ask();
-  StepResult one_step(Loader& loader);
+  std::pair<int64_t, StepResult> one_step(Loader& loader);
   void train_run(Loader& loader);
   MetricsLog begun_metrics(const RunDir* run);
 
@@ -210,6 +210,10 @@ void Program::make_model() {
   if (!prompts_.empty()) lengths.push_back(longest_text(prompts_, config_));
   ModelSize size = plan_run(config_, device_, lengths, training_, from ? from->state.config.batch.micro : 0, comm());
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
+  if (int64_t skipped = from ? from->state.spikes.skipped : 0; training_ && skipped > 0 && !from->state.updates)
+    std::printf(
+        "AdamW's bias correction counts skipped updates too (%ld so far), as in the program that began this run\n",
+        skipped);
   model_ = ::make_model(config_, size.eval_rows, size.eval_length, training_, comm());
   step_ = initial_state(*model_, from, training_);
   if (from) from->lock.reset();
@@ -265,26 +269,26 @@ void Program::make_steps() {
   if (beginning_.from) loader.seek(step_);
   if (is(Mode::train)) return train_run(loader);
   if (is(Mode::dry_run) && comm().first()) check_all_tokens(config_, data_);
-  StepResult result = one_step(loader);
+  auto [number, result] = one_step(loader);
   if (is(Mode::dump_gradients)) {
     save_gradients(*model_, flags_.value);
     std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm, flags_.value.c_str());
   } else {
-    if (!beginning_.from) warn_of_zero_gradients(*model_);
+    if (!beginning_.from || beginning_.from->state.updates == 0) warn_of_zero_gradients(*model_, number);
     std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
   }
 }
 
-// The first step that has labels.
-StepResult Program::one_step(Loader& loader) {
+// The first step that has labels, and its number.
+std::pair<int64_t, StepResult> Program::one_step(Loader& loader) {
   std::optional<StepResult> computed;
-  int64_t steps = config_.train.steps;
-  for (int64_t step = 0; step < steps && !computed; step++) computed = next_gradients(*model_, loader);
+  int64_t steps = config_.train.steps, number = beginning_.from ? beginning_.from->state.step : 0;
+  for (int64_t step = 0; step < steps && !computed; step++, number++) computed = next_gradients(*model_, loader);
   if (!computed) user_error("data.labels: %ld steps (train.steps) have no label; use other labels", steps);
   if (!std::isfinite(computed->loss) || !std::isfinite(computed->grad_norm))
     failure("this step's loss is %g and its gradient norm %g: training cannot start from here", computed->loss,
             computed->grad_norm);
-  return *computed;
+  return {number, *computed};
 }
 
 void Program::train_run(Loader& loader) {

@@ -57,6 +57,7 @@ std::string state_text(const RunState& state, const ordered_json& files) {
   ordered_json root = {
       {"format", FORMAT},
       {"step", state.step},
+      {"updates", state.updates ? ordered_json(*state.updates) : ordered_json()},
       {"tokens", state.tokens},
       {"data",
        {{"next_window", state.next_window},
@@ -139,6 +140,8 @@ RunState parsed_state(const json& root, const std::string& path) {
   const json &data = member(root, "data", &json::is_object), &spikes = member(root, "spikes", &json::is_object);
   RunState state;
   state.step = natural(root, "step");
+  bool counts = root.contains("updates") && !root["updates"].is_null();  // older programs did not count them
+  state.updates = counts ? std::optional(natural(root, "updates")) : std::nullopt;
   state.tokens = natural(root, "tokens");
   state.next_window = natural(data, "next_window");
   state.windows = natural(data, "windows");

@@ -8,7 +8,7 @@
 #include "checkpoint/run_dir.h"
 #include "train_gpt2.h"
 
-// Loads the checkpoint's state, else the weights of init, else random ones. Returns the number of updates that they
+// Loads the checkpoint's state, else the weights of init, else random ones. Returns the number of steps that they
 // have had, 0 if that is unknown. training: also loads the moments of a checkpoint. A user_error if the file does not
 // fit.
 int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training);

@@ -10,7 +10,7 @@
 // The weights that are evaluated.
 struct Weights {
   std::string path;              // the folder of the run while it trains, of the checkpoint, of `init`; else "random"
-  int64_t step = 0, tokens = 0;  // the updates they have had, and the tokens of these updates
+  int64_t step = 0, tokens = 0;  // the steps they have had, and the tokens of these steps
 };
 
 // Called before every batch, equally often on every rank; must return the same on all: true ends an evaluation without

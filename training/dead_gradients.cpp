@@ -14,7 +14,7 @@ static std::string in_all_layers(const std::string& name) {
   return name.starts_with("h.") ? "h.*" + name.substr(name.find('.', 2)) : name;
 }
 
-void warn_of_zero_gradients(Model& model) {
+void warn_of_zero_gradients(Model& model, int64_t step) {
   model.parameters().gather(Part::gradients);
   if (!model.comm().first()) return;
   auto is_zero = [&](Tensor tensor, size_t size) {
@@ -43,7 +43,7 @@ void warn_of_zero_gradients(Model& model) {
     append_item(list, name + (counts[name] > 1 ? format(" (%d tensors)", counts[name]) : ""));
   if (!list.empty())
     warn(
-        "%s: gradient exactly 0 in step 1: the loss does not depend on them yet, and they may never train; check the "
+        "%s: gradient exactly 0 in step %ld: the loss does not depend on them yet, and they may never train; check the "
         "settings of attention (a gate that is always 0, weights that are all 0)",
-        list.c_str());
+        list.c_str(), step);
 }

@@ -2,6 +2,6 @@
 #pragma once
 #include "train_gpt2.h"
 
-// Warns of the parameters whose gradient, as next_gradients() left it, is exactly 0. Called by all ranks; rank 0
-// prints.
-void warn_of_zero_gradients(Model& model);
+// Warns of the parameters whose gradient, as next_gradients() left it, is exactly 0. step: its number. Called
+// by all ranks; rank 0 prints.
+void warn_of_zero_gradients(Model& model, int64_t step);

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "checkpoint/resume.h"
 
-void report_divergence(Model& model, const std::string& run, int64_t step, StepResult result) {
+void report_divergence(Model& model, const std::string& run, int64_t step, bool before_any_update, StepResult result) {
   auto largest = [&](const Tensor& tensor, Part part) {  // |x|; infinite if any x is not finite
     std::vector<float> values(tensor.size);
     model.parameters().read(tensor, part, values.data());
@@ -28,11 +28,11 @@ void report_divergence(Model& model, const std::string& run, int64_t step, StepR
       where = "the first parameter that is not finite is " + tensor.name;
   if (where.empty() && std::isinf(slope)) where = "the first gradient that is not finite is that of " + steepest->name;
   else if (where.empty()) where = format("the largest gradient, %g, is that of %s", slope, steepest->name.c_str());
-  if (step == 1)
+  if (before_any_update)
     failure(
-        "step 1: loss %g, gradient norm %g, before any update; %s. The learning rate is not the cause: check the "
+        "step %ld: loss %g, gradient norm %g, before any update; %s. The learning rate is not the cause: check the "
         "settings of model and attention, and precision%s%s",
-        result.loss, result.grad_norm, where.c_str(),
+        step, result.loss, result.grad_norm, where.c_str(),
         model.config().kind_file.empty() ? "" : ", and the formula of the kind's file, by make check-kind",
         model.config().init.empty() ? "" : (", the weights of init = " + model.config().init).c_str());
   // The weights after step - 1 gave this loss; those of earlier steps gave finite ones.

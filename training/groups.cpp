@@ -32,7 +32,7 @@ static Groups groups_of(const std::vector<Tensor>& tensors) {
   return groups;
 }
 
-void write_group_norms(Model& model, const AdamW& settings, MetricsLog& metrics) {
+void write_group_norms(Model& model, const AdamW& settings, int64_t step, MetricsLog& metrics) {
   nlohmann::ordered_json norms = nlohmann::ordered_json::object();
   for (auto& [name, strips] : groups_of(model.parameters().tensors())) {
     auto [gradient, weight, update] = model.parameters().step_squares(strips, settings);
@@ -40,5 +40,5 @@ void write_group_norms(Model& model, const AdamW& settings, MetricsLog& metrics)
     norms[name] = {number(std::sqrt(gradient)), number(std::sqrt(weight)),
                    weight > 0 ? number(std::sqrt(update / weight)) : NAN};
   }
-  metrics.write("groups", {{"step", settings.step}, {"norms", norms}});
+  metrics.write("groups", {{"step", step}, {"norms", norms}});
 }

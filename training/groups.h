@@ -8,4 +8,4 @@
 // After model.update(settings): a line {"step", "norms": {"h.0.attn.q": [norm of the gradient before clipping, norm of
 // the weights, norm of the update (without weight decay) / norm of the weights], ...}}, the last null where the weights
 // are 0. All ranks.
-void write_group_norms(Model& model, const AdamW& settings, MetricsLog& metrics);
+void write_group_norms(Model& model, const AdamW& settings, int64_t step, MetricsLog& metrics);

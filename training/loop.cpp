@@ -19,14 +19,15 @@
 #include "training/groups.h"
 #include "training/spikes.h"
 
-static AdamW adamw_settings(const Config& config, int64_t step) {
+// step: from 0, for the learning rate. update: from 1, of those that the moments have had.
+static AdamW adamw_settings(const Config& config, int64_t step, int64_t update) {
   const Config::Optimizer& o = config.optimizer;
   return {.lr = float(learning_rate(config, step)),
           .beta1 = float(o.beta1),
           .beta2 = float(o.beta2),
           .eps = float(o.eps),
           .weight_decay = float(o.weight_decay),
-          .step = int(step + 1)};
+          .step = int(update)};
 }
 
 static double seconds_now() {
@@ -62,6 +63,7 @@ struct Step {
   std::string skipped;  // why
   StepResult result{NAN, NAN};
   double ms = 0;
+  AdamW update = {};
 };
 
 // A run while it trains. Its members are what several parts of the loop change; those without a value are train()'s.
@@ -147,9 +149,13 @@ Step Training::make_step() {
   bool finite = std::isfinite(step.result.loss) && std::isfinite(step.result.grad_norm);
   if (finite) step.skipped = spikes_.judge(step.result.loss, step.result.grad_norm);
   if (!computed) spikes_.skip(), step.skipped = "no window has a label";
-  if (finite && number == 1) warn_of_zero_gradients(model_);
+  if (finite && state_.updates == 0) warn_of_zero_gradients(model_, number);
   step.outcome = !step.skipped.empty() ? Outcome::skipped : finite ? Outcome::updated : Outcome::diverged;
-  if (step.outcome == Outcome::updated) model_.update(adamw_settings(config_, state_.step));
+  if (step.outcome == Outcome::updated) {
+    step.update = adamw_settings(config_, state_.step, state_.updates.value_or(state_.step) + 1);
+    model_.update(step.update);
+    if (state_.updates) ++*state_.updates;
+  }
   step.ms = (seconds_now() - start) * 1e3;
   return step;
 }
@@ -181,10 +187,10 @@ void Training::report(const Step& step) {
   metrics_.write("train", fields);
   eta_.add(step.ms);
   if (step.outcome == Outcome::updated && due(config_.log.groups_every, number))
-    write_group_norms(model_, adamw_settings(config_, number - 1), metrics_);
+    write_group_norms(model_, step.update, number, metrics_);
   if (step.outcome == Outcome::diverged) {
     background_.wait();
-    report_divergence(model_, path_, number, step.result);
+    report_divergence(model_, path_, number, state_.updates == 0, step.result);
   }
   int64_t skipped = spikes_.history().skipped;
   if (step.outcome == Outcome::skipped)

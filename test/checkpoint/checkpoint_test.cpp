@@ -45,6 +45,7 @@ struct Checkpoints : testing::Test {
     c.config = "{\"model_type\": \"plusgpt\"}\n";
     c.modelling = "class Model: pass\n";
     c.state.step = step;
+    c.state.updates = step - 7;
     c.state.tokens = step * 2048;
     c.state.next_window = step * 128;
     c.state.windows = 59;
@@ -83,6 +84,7 @@ TEST_F(Checkpoints, EverythingReadsBack) {
   RunState expected = content(20).state, &found = read.state;
   EXPECT_EQ(read.path, folder);
   EXPECT_EQ(found.step, expected.step);
+  EXPECT_EQ(found.updates, 13);
   EXPECT_EQ(found.tokens, expected.tokens);
   EXPECT_EQ(found.next_window, expected.next_window);
   EXPECT_EQ(found.windows, expected.windows);
@@ -105,6 +107,20 @@ TEST_F(Checkpoints, EverythingReadsBack) {
   json files = state_of(folder)["files"];
   EXPECT_EQ(files.size(), 5u);
   for (auto& [name, entry] : files.items()) EXPECT_EQ(entry["xxh64"], file_checksum(folder + "/" + name));
+}
+
+TEST_F(Checkpoints, OlderProgramsCountedNoUpdates) {
+  std::string folder = write(20);
+  json root = state_of(folder);
+  root.erase("updates");
+  write_state(folder, root);
+  Checkpoint read;
+  ASSERT_EQ(read_checkpoint(folder, true, &read), "");
+  EXPECT_FALSE(read.state.updates);
+  CheckpointContent later = content(30);  // it stays such a run
+  later.state.updates = read.state.updates;
+  ASSERT_EQ(read_checkpoint(write_checkpoint(run, later), true, &read), "");
+  EXPECT_FALSE(read.state.updates);
 }
 
 TEST_F(Checkpoints, EveryBitCounts) {

@@ -84,6 +84,42 @@ class Steps(LabelRuns):
     self.run_ok("--overwrite", train__steps=1, optimizer__lr=0)
     self.assertEqual(weights[1], self.bytes_of("runs/tiny/step_00000001/model.safetensors"))
 
+  def test_steps_that_are_skipped_are_no_updates(self):
+    """At a constant rate the weights and moments are those of a run on the windows with labels alone."""
+    flags = {"data__shuffle": False, "optimizer__warmup_steps": 0, "optimizer__schedule": "constant", "eval__every": 0,
+             "data__train": "train_*.bin", "data__labels": "labels_train_*.bin", "log__groups_every": 1}
+    tokens = (TEXT * 20)[:9 * 128 + 1]
+    os.remove(self.path("train_000001.bin"))
+
+    def write(first, unlabelled):
+      part = list(tokens[128 * first:])
+      self.write("train_000000.bin", shard(part))
+      self.write("labels_train_000000.bin", label_file(
+          [NONE if at // 128 in unlabelled else token for at, token in enumerate(following(part))]))
+    for ranks in "12":
+      write(6, ())
+      self.run_ok("--gpus", ranks, "--overwrite", name="straight", **{**flags, "train__steps": 3})
+      write(0, range(6))  # the checkpoint of step 5 is before the first update, that of step 8 after two
+      self.run_ok("--gpus", ranks, "--overwrite", **{**flags, "train__steps": 9, "checkpoint__every": 1})
+      self.assertEqual([self.state(step)["updates"] for step in (5, 8, 9)], [0, 2, 3])
+      for last in (8, 5, None):
+        for name in ("model", "optimizer"):
+          self.assertEqual(*(self.digest(self.checkpoint(step, name + ".safetensors", run=run))
+                             for step, run in ((9, "tiny"), (3, "straight"))), (ranks, last))
+        groups = [self.metrics(run, "groups") for run in ("tiny", "straight")]
+        self.assertEqual([line["step"] for line in groups[0]], [7, 8, 9])
+        self.assertEqual(*([line["norms"] for line in lines] for lines in groups))
+        if last:
+          self.remove_checkpoints(*range(last + 1, 10))
+          self.run_ok("--gpus", ranks, "--resume", **{**flags, "train__steps": 9})
+    # What is said of the first step is said of the first update.
+    dead = {**flags, "attention__gate": {"activation": "relu", "weight_init": "zero"}, "train__steps": 7}
+    for mode in ("--dry-run", "--overwrite"):
+      self.assertIn("gradient exactly 0 in step 7", self.run_ok(mode, **dead).stderr)
+    self.write_start_with_nan()
+    done = self.call("--overwrite", **{**self.changes, **flags, "init": "start"})
+    self.assertRegex(done.stderr, "step 7: loss nan, .* before any update")
+
   def test_other_labels_are_another_run(self):
     self.write_labels(some)
     self.run_ok(**LABELS)

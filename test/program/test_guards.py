@@ -20,6 +20,7 @@ class Guards(Runs):
     self.assertEqual((skipped["step"], skipped["skipped"]), (31, 1))
     self.assertRegex(skipped["reason"], "(loss|norm) .* standard deviations above")
     self.assertEqual(self.state(40, "straight")["spikes"]["skipped"], 1)
+    self.assertEqual(self.state(40, "straight")["updates"], 39)
     self.assertEqual(len(self.metrics("straight", "train")), 40)
     # The count and the windows survive: continued from before the spike, and from after it.
     for last in (30, 35):
