@@ -237,6 +237,22 @@ static void warn_without_effect(Config& c) {
   }
 }
 
+// Why the warmup and what follows it do not both fit into the schedule's steps, or "".
+static std::string schedule_problem(const Config& c) {
+  const Config::Optimizer& o = c.optimizer;
+  int64_t steps = c.train.steps - o.schedule_start, decay = std::llround(o.decay_fraction * double(steps));
+  if (o.warmup_steps == 0 || steps <= 0) return "";
+  std::string of_steps = format("the %s %ld steps", o.schedule_start > 0 ? "schedule's" : "run's", steps);
+  if (o.warmup_steps > steps)
+    return format(" is longer than %s, so the learning rate never reaches optimizer.lr", of_steps.c_str());
+  // The other schedules decay in the steps that the warmup leaves.
+  if (o.schedule != Schedule::wsd || o.final_lr_fraction == 1 || o.warmup_steps + decay <= steps) return "";
+  return format(
+      " and the last %ld steps, in which the rate decays (optimizer.decay_fraction = %s), overlap in %s, so "
+      "the learning rate drops after the warmup; lower one of them",
+      decay, json_number(o.decay_fraction).c_str(), of_steps.c_str());
+}
+
 void complete_and_check(Config& c) {
   complete(c);
   warn_without_effect(c);
@@ -246,11 +262,11 @@ void complete_and_check(Config& c) {
   mistakes.attempt([&] { check_batch(c, 1); });
   if (c.trains && c.eval.every > 0) mistakes.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
   mistakes.report();
-  if (int64_t steps = c.train.steps - c.optimizer.schedule_start; c.optimizer.warmup_steps > steps && steps > 0)
-    c.warnings.push_back(format(
-        "config: optimizer.warmup_steps = %ld is longer than the run's %ld steps, so the learning "
-        "rate never reaches optimizer.lr%s",
-        c.optimizer.warmup_steps, steps, source_tag(source_of(c, {"optimizer.warmup_steps", "train.steps"})).c_str()));
+  if (std::string problem = schedule_problem(c); !problem.empty())
+    c.warnings.push_back(
+        "config: optimizer.warmup_steps = " + std::to_string(c.optimizer.warmup_steps) + problem +
+        source_tag(source_of(c, {"optimizer.warmup_steps", "optimizer.schedule", "optimizer.decay_fraction",
+                                 "optimizer.schedule_start", "train.steps", "train.tokens"})));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

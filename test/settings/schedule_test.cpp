@@ -2,6 +2,8 @@
 #include "settings/schedule.h"
 
 #include <gtest/gtest.h>
+#include <string>
+#include <vector>
 
 static Config schedule(Schedule form, int64_t steps, int64_t warmup, double final_fraction = 0, double decay = 0.2) {
   Config c;
@@ -56,6 +58,36 @@ TEST(Schedule, BeginsWhereItIsToldTo) {
     later.optimizer.schedule_start = 40;
     for (int64_t step = 0; step < 110; step++)
       EXPECT_EQ(learning_rate(later, step + 40), learning_rate(c, step)) << int(form);
+  }
+}
+
+// Warnings of phases that do not fit, as loading a configuration gives them.
+static std::string warnings_of(const char* form, int steps, int warmup, double decay, int start = 0) {
+  std::vector<std::string> sets = {"optimizer.schedule=" + std::string(form), "train.steps=" + std::to_string(steps),
+                                   "optimizer.warmup_steps=" + std::to_string(warmup),
+                                   "optimizer.schedule_start=" + std::to_string(start)};
+  if (decay >= 0) sets.push_back("optimizer.decay_fraction=" + std::to_string(decay));
+  std::string all;
+  for (const std::string& warning : parse_config("{}", "c.json", sets).warnings) all += warning + "\n";
+  return all;
+}
+
+TEST(Schedule, PhasesThatDoNotFitAreNamed) {
+  auto says = [](const std::string& warnings, const char* words) {
+    return warnings.find(words) != std::string::npos && warnings.find("optimizer.warmup_steps") != std::string::npos;
+  };
+  for (int start : {0, 30}) {  // of 10 steps each
+    for (const char* form : {"cosine", "linear", "wsd", "constant"}) {
+      double decay = form == std::string("wsd") ? 0.5 : -1;
+      EXPECT_TRUE(says(warnings_of(form, start + 10, 11, decay, start), "never reaches optimizer.lr")) << form;
+      EXPECT_EQ(warnings_of(form, start + 10, 5, decay, start), "") << form;
+      bool overlap = form == std::string("wsd");
+      EXPECT_EQ(says(warnings_of(form, start + 10, 6, decay, start), "optimizer.decay_fraction"), overlap) << form;
+    }
+    EXPECT_TRUE(says(warnings_of("wsd", start + 10, 10, 0.2, start), "last 2 steps"));
+    EXPECT_EQ(warnings_of("wsd", start + 10, 10, 0, start), "");
+    EXPECT_EQ(warnings_of("wsd", start + 20, 9, 0.55, start), "");  // 0.55 x 20 is a little more than 11
+    EXPECT_EQ(warnings_of("wsd", start + 10, 0, 1, start), "");
   }
 }
 
