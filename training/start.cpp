@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <limits>
 #include <set>
-#include <thread>
 
 #include "base/checksum.h"
 #include "base/file.h"
@@ -25,8 +24,7 @@ DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
   if (on_cpu) device.free_memory /= size_t(ranks.size);  // the ranks share it
   if (config.precision == Precision::automatic) config.precision = device.is_gpu ? Precision::bf16 : Precision::fp32;
   if (ranks.rank == 0) use_product_cache(device, remeasure);
-  int cores = int(std::thread::hardware_concurrency());
-  set_cpu_threads(config.threads > 0 ? config.threads : std::max(1, cores / ranks.size));
+  set_cpu_threads(config.threads > 0 ? config.threads : std::max(1, device.processors / ranks.size));
   return device;
 }
 

@@ -346,6 +346,45 @@ TEST_F(CpuLayer, MemoryOfTheMachineOrItsContainer) {
   v2.expect(50000, 500000);
 }
 
+// The groups of cgroup v1 or v2, as each kind of machine shows them: the lines of its cgroup file, and where the limits
+// of the process's own group and of the one above it are found.
+struct Groups {
+  const char *cgroup, *mountinfo, *own, *above;
+};
+const Groups groups_v1[] = {
+    {"9:cpu,cpuacct:/user/job\n4:memory:/user/job\n", "", "user/job", "user"},
+    {"2:memory:/user/job\n1:cpu:/user/job\n0::/init.scope\n", "", "user/job", "user"},  // hybrid
+    {"2:memory:/docker/ID\n1:cpu:/docker/ID\n", "", "", ""},  // in a container that sees its own group as the root
+    {"2:memory:/docker/ID/job\n1:cpu:/docker/ID/job\n",
+     "35 31 0:32 /docker/ID /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
+     "36 31 0:33 /docker/ID /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n",
+     "job", ""},
+};
+
+TEST_F(CpuLayer, LimitsOfTheFirstCgroups) {
+  for (const Groups& groups : groups_v1)
+    for (const char* limited : {groups.own, groups.above}) {
+      FakeMachine v1;
+      int cores = cpu::available_cores(v1.root);
+      v1.write("proc/self/cgroup", groups.cgroup);
+      v1.write("proc/self/mountinfo", groups.mountinfo);
+      std::string memory = "sys/fs/cgroup/memory/" + std::string(limited) + "/memory.", cpu = "sys/fs/cgroup/cpu/";
+      cpu += std::string(limited) + "/cpu.cfs_";
+      v1.write(memory + "limit_in_bytes", "9223372036854771712\n");
+      v1.write(memory + "usage_in_bytes", "300000\n");
+      v1.expect(800 << 10, 1000 << 10);
+      v1.write(memory + "limit_in_bytes", "500000\n");
+      v1.expect(200000, 500000);
+      v1.write(memory + "stat", "inactive_file 7\ntotal_inactive_file 100000\n");
+      v1.expect(300000, 500000);
+      v1.write(cpu + "quota_us", "-1\n");
+      v1.write(cpu + "period_us", "100000\n");
+      EXPECT_EQ(cpu::available_cores(v1.root), cores);
+      v1.write(cpu + "quota_us", "50000\n");
+      EXPECT_EQ(cpu::available_cores(v1.root), 1);
+    }
+}
+
 TEST_F(CpuLayer, CoresOfTheMachineOrItsContainer) {
   FakeMachine machine;
   int cores = cpu::available_cores(machine.root);
