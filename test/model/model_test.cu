@@ -541,6 +541,13 @@ TEST(Profile, PhasesAndKernelsOfAStep) {
   }
   EXPECT_EQ(names, (std::vector<std::string>{"update", "forward", "output layer", "backward"}));
 
+  phases_start();  // the last phase has an end too: update() alone has a time
+  phase("alone", nullptr);
+  model->update(ADAMW);
+  auto alone = phases_collect();
+  ASSERT_EQ(alone.size(), 1u);
+  EXPECT_GT(alone[0].second, 0);
+
   profile_start();
   step();
   std::map<std::string, int> calls;

@@ -50,12 +50,15 @@ class Guards(Runs):
 
   def test_parameters_without_a_gradient(self):
     dead = {"activation": "relu", "weight_init": "zero"}
-    expected = (r"warning: h\.\*\.ln_1\.weight \(2 tensors\), .*h\.\*\.attn\.c_gate\.weight \(2 tensors\), .*: "
-                r"gradient exactly 0")
-    for flags in (["--dry-run"], ["--gpus", "2"]):  # of several ranks, each has a share of the gradients
-      done = self.run_ok(*flags, attention__gate=dead, train__steps=2)
-      self.assertRegex(done.stderr, expected)
-      self.assertEqual(done.stderr.count("\n"), 1)
+    for layers in (1, 3, 2):
+      count = rf" \({layers} tensors\)" if layers > 1 else ""
+      for flags in (["--dry-run"], ["--gpus", "2", "--overwrite"]):  # of ranks, each has a share of the gradients
+        done = self.run_ok(*flags, attention__gate=dead, train__steps=2, model__layers=layers)
+        self.assertRegex(done.stderr, rf"warning: h\.\*\.ln_1\.weight{count}, .*h\.\*\.attn\.c_gate\.weight{count}, .*: "
+                         "gradient exactly 0 in step 1")
+        self.assertEqual(done.stderr.count("\n"), 1)
+        names = re.findall(r"h\.\*\.[a-z_.0-9]+", done.stderr)
+        self.assertEqual(len(names), len(set(names)))
     self.assertEqual(self.run_ok("--resume", "--dry-run", attention__gate=dead, train__steps=2).stderr, "")
 
   def test_parameters_that_learn_later(self):

@@ -25,6 +25,15 @@ static std::map<std::string, std::string> changes(Config config) {
 }
 using Changes = std::map<std::string, std::string>;
 
+TEST(Config, IntervalsNeedNoSpace) {  // those of a kind's file are its author's
+  for (const char* text : {"[0,10)", "[0, 10)", "[0 ,10)"}) {
+    Interval range = interval(text);
+    EXPECT_EQ(range.low, 0) << text;
+    EXPECT_EQ(range.high, 10) << text;
+    EXPECT_TRUE(range.contains(0) && !range.contains(10)) << text;
+  }
+}
+
 TEST(Config, DefaultsAreTheDocumentedOnes) {
   EXPECT_EQ(config_json(parse_config("{}", "")), nlohmann::ordered_json::parse(R"({
   "name": "run", "seed": 1337, "init": "", "precision": "", "threads": 0,
