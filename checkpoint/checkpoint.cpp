@@ -234,6 +234,15 @@ std::string read_checkpoint(const std::string& folder, bool training, Checkpoint
   }
 }
 
+std::optional<RunState> read_state(const std::string& folder) {
+  std::string path = folder + "/state.json";
+  try {
+    return parsed_state(json_of_state(unsealed_state(path), path), path);
+  } catch (const Damage&) {
+    return std::nullopt;
+  }
+}
+
 std::string damage_of_weights(const std::string& folder) {
   std::string path = folder + "/state.json";
   if (!is_there(path)) return "";

@@ -69,6 +69,17 @@ std::optional<Checkpoint> resume_point(const Beginning& place, bool training) {
   return found;
 }
 
+std::optional<Config> settings_at_start(const Beginning& place, int64_t start) {
+  std::vector<StepFolder> folders = {place.step};
+  if (place.step.path.empty()) folders = step_folders(place.run);
+  for (const StepFolder& folder : folders) {
+    std::optional<RunState> state = read_state(folder.path);
+    if (state && (state->step == start || state->config.optimizer.schedule_start == start)) return state->config;
+    if (state) break;
+  }
+  return std::nullopt;
+}
+
 std::string described(const DataFile& file) {
   return format("%s of %ld tokens (%s)", shortened(json_quote(file.name)).c_str(), file.tokens, file.xxh64.c_str());
 }
@@ -161,6 +172,9 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least that many%s",
                now.train.steps, checkpoint.path.c_str(), state.step,
                source_tag(source_of(now, {"train.steps"})).c_str());
+  for (const ChangedSetting& change : changed_settings(before, same_micro))
+    std::printf("changed since %s: %s: %s -> %s\n", checkpoint.path.c_str(), change.key.c_str(),
+                shortened(change.was).c_str(), shortened(change.is).c_str());
 }
 
 void begin_run(RunDir& run, bool overwrite, const Beginning& beginning, const Config& config) {

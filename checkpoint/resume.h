@@ -30,11 +30,14 @@ Beginning resume_place(const std::string& resume, const std::string& name);
 // are damaged, and sets the damaged ones aside in run_dir. A user_error if there are checkpoints but none is intact.
 std::optional<Checkpoint> resume_point(const Beginning& place, bool training);
 
+// The settings of the checkpoint there, if it is at step `start` or its schedule began there.
+std::optional<Config> settings_at_start(const Beginning& place, int64_t start);
+
 std::string checkpoint_before(const std::string& run, int64_t step);  // the newest one before `step`, "" if none
 
 std::string described(const DataFile& file);  // "a.bin" of 1000 tokens (CHECKSUM)
 
-// A user_error that lists old and new values, if they make it another run. batch.micro = 0 in `now` means the
+// A user_error that lists old and new values, if they make it another run; else prints what changes. batch.micro = 0 in `now` means the
 // checkpoint's.
 // train, val: the files of `now`; val is not compared if the run did not or does not evaluate.
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,

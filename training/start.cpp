@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/checksum.h"
@@ -76,18 +77,40 @@ void take_run_folder(Flags& flags) {
   if (!flags.resuming) flags.resuming = true, flags.resume = folder;
 }
 
-Config load_config(const Flags& flags) {
+// Of a run's folder, by whose name it is called.
+static Config named_config(const Flags& flags, std::vector<std::string> sets) {
   bool trains = flags.mode->whole_run;
-  Config config = load_config(flags.config, flags.sets, trains);
+  Config config = load_config(flags.config, sets, trains);
   std::string named = config.name, origin = config.origins["name"];
   if (flags.run.empty() || origin == "--set" || named == flags.run) return config;
-  std::vector<std::string> sets = flags.sets;
   sets.push_back("name=" + flags.run);
   config = load_config(flags.config, sets, trains);
   config.origins["name"] = "the run's folder";
   config.warnings.push_back(format("%s says name = %s, but the folder's name counts: this is run %s",
                                    flags.config.c_str(), shortened(json_quote(named)).c_str(), flags.run.c_str()));
   return config;
+}
+
+Config load_config(const Flags& flags) {
+  Config config = named_config(flags, flags.sets);
+  int64_t start = config.optimizer.schedule_start;
+  if (!flags.resuming || start == 0 || config.origins["optimizer.schedule_start"] != "--set") return config;
+  std::optional<Config> run = settings_at_start(resume_place(flags.resume, config.name), start);
+  if (!run) return config;
+  // The run may have left the file's optimizer at an earlier start.
+  std::vector<std::string> sets;
+  nlohmann::ordered_json optimizer = config_json(*run, {"optimizer"})["optimizer"];
+  for (auto& [key, value] : optimizer.items())
+    sets.push_back("optimizer." + key + "=" + (value.is_string() ? value.get<std::string>() : value.dump()));
+  sets.insert(sets.end(), flags.sets.begin(), flags.sets.end());
+  Config continued = named_config(flags, sets);
+  for (const ChangedSetting& kept : changed_settings(config, continued))
+    if (config.origins.contains(kept.key))
+      continued.warnings.push_back(format(
+          "config: %s = %s of the run wins over %s in the file; use --set %s=... to "
+          "change it%s",
+          kept.key.c_str(), kept.is.c_str(), kept.was.c_str(), kept.key.c_str(), source_tag(config.file).c_str()));
+  return continued;
 }
 
 // The shards, then their label files.

@@ -73,6 +73,41 @@ class Interrupted(Runs):
     for step in range(20, 40):
       self.assertAlmostEqual(rates[step], rates[0] * (40 - step) / 20, delta=1e-9)
 
+  def test_another_start_continues_from_the_runs_own_settings(self):
+    """A key that is not given again stays as the run has it, whatever the file says; every change is said."""
+    def sets(*texts):
+      return [word for text in texts for word in ("--set", text)]
+
+    def said(done):
+      return sorted(line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("changed since "))
+    self.run_ok(train__steps=10)
+    self.assertEqual(said(self.run_ok("--resume", train__steps=10)), [])
+    first = sets("optimizer.schedule=wsd", "optimizer.decay_fraction=0.5", "optimizer.weight_decay=0.3",
+                 "optimizer.warmup_steps=0", "optimizer.schedule_start=10")
+    done = self.run_ok("--resume", *first, train__steps=20)
+    for change in ('optimizer.schedule: "cosine" -> "wsd"', "optimizer.weight_decay: 0.1 -> 0.3",
+                   "optimizer.schedule_start: 0 -> 10", "train.steps: 10 -> 20"):
+      self.assertIn(change, said(done))
+    second = sets("optimizer.lr=5e-4", "optimizer.decay_fraction=0.25", "optimizer.schedule_start=20")
+    changed = ["eval.every: 5 -> 10", "optimizer.decay_fraction: 0.5 -> 0.25", "optimizer.lr: 0.01 -> 0.0005",
+               "optimizer.schedule_start: 10 -> 20", "train.steps: 20 -> 40"]
+    for mode in ("--dry-run", "--resume"):
+      done = self.run_ok("--resume", *second, *[mode][:mode == "--dry-run"], eval__every=10)
+      self.assertEqual(said(done), changed)
+      self.assertIn("optimizer.warmup_steps = 0 of the run wins over 2 in the file", done.stderr)
+      self.assertNotIn("no effect", done.stderr)
+    now = self.state(40)["config"]["optimizer"]
+    self.assertEqual([now[key] for key in ("schedule", "weight_decay", "warmup_steps", "lr")], ["wsd", 0.3, 0, 5e-4])
+    rates = [line["lr"] for line in self.metrics(kind="train")][20:]
+    self.assertEqual(rates[:16], [5e-4] * 16)
+    self.assertLess(rates[-1], 2e-4)
+    # The same command resumes it, also from a step after the start; other settings are another run there.
+    expected = self.outcome()
+    self.remove_checkpoints(40)
+    self.assertEqual(said(self.run_ok("--resume", *second, eval__every=10)), [])
+    self.assertEqual(self.outcome(), expected)
+    self.run_bad("--resume", *second, *sets("optimizer.lr=6e-4"), names=["optimizer.lr: 0.0005 in the checkpoint"])
+
   def test_saves_by_time(self):
     changes = {"train__steps": 600, "checkpoint__every": 10**6, "checkpoint__keep": 99, "eval__every": 100}
     expected = self.straight(step=600, **changes)
