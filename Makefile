@@ -4,7 +4,7 @@
 #   NCCL=0                  without NCCL (default if it is missing)    SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention              HEAD_DIM=64     only kernels of these head sizes
 #   KINDS="my_score.cuh"    also the kinds of these files (attention/score.h)
-MAKEFLAGS += $(if $(filter 0,$(MAKELEVEL)),-j$(shell nproc)) --no-print-directory
+MAKEFLAGS += $(if $(filter 0,$(MAKELEVEL)),-j$(shell sh scripts/cores.sh)) --no-print-directory
 all: train
 include scripts/toolchain.mk  # what this machine has: sets BACKEND, NVCC, ARCH, NCCL, HAVE_...
 BUILD := build/$(if $(filter ptx,$(BACKEND)),ptx-$(ARCH),$(BACKEND))$(addprefix -,$(SAN))
