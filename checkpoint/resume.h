@@ -37,7 +37,8 @@ std::string checkpoint_before(const std::string& run, int64_t step);  // the new
 
 std::string described(const DataFile& file);  // "a.bin" of 1000 tokens (CHECKSUM)
 
-// A user_error that lists old and new values, if they make it another run; else prints what changes. batch.micro = 0 in `now` means the
+// A user_error that lists old and new values, if they make it another run; else prints what changes.
+// batch.micro = 0 in `now` means the
 // checkpoint's.
 // train, val: the files of `now`; val is not compared if the run did not or does not evaluate.
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
