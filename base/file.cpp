@@ -10,6 +10,9 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/utf8.h"
+
+using std::string_view_literals::operator""sv;
 
 // Does not wait for the other end of a pipe, in which no signal would end a program that handles signals.
 static int open_at_once(const std::string& path, int flags) {
@@ -124,6 +127,30 @@ std::string read_text_file(const std::string& path, const char* what, size_t lim
     text.append(chunk, size_t(got));
     if (text.size() > limit) user_error("%s: the file has more than %zu bytes  [%s]", what, limit, path.c_str());
   }
+}
+
+const char* wide_encoding(std::string_view text) {
+  if (text.size() < 4) return nullptr;  // not one character after a mark, or two without
+  if (text.starts_with("\xff\xfe\0\0"sv) || text.starts_with("\0\0\xfe\xff"sv)) return "UTF-32";
+  if (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff")) return "UTF-16";
+  text = text.substr(0, 4096);
+  size_t zeros[4] = {};
+  for (size_t i = 0; i < text.size(); i++) zeros[i % 4] += text[i] == '\0';
+  std::string mostly;
+  for (size_t count : zeros) mostly += 8 * count > text.size() ? '0' : 'x';
+  for (auto [places, name] :
+       {std::pair{"x0x0", "UTF-16LE"}, {"0x0x", "UTF-16BE"}, {"x000", "UTF-32LE"}, {"000x", "UTF-32BE"}})
+    if (mostly == places) return name;
+  return nullptr;
+}
+
+std::string read_utf8_file(const std::string& path, const char* what, size_t limit, Pipes pipes) {
+  std::string text = read_text_file(path, what, limit, pipes);
+  if (const char* wide = wide_encoding(text))
+    user_error("%s: the file is %s text; convert it to UTF-8 (iconv -f %s -t UTF-8)  [%s]", what, wide, wide,
+               path.c_str());
+  if (text.starts_with(UTF8_MARK)) text.erase(0, UTF8_MARK.size());
+  return text;
 }
 
 void write_text_file(const std::string& path, std::string_view text) {

@@ -69,6 +69,11 @@ void check_output_file(const std::string& where, const std::string& path);
 
 // Returns the whole file; more than `limit` bytes are a user_error.
 std::string read_text_file(const std::string& path, const char* what, size_t limit, Pipes pipes = Pipes::refused);
+// The same of a text in UTF-8, without the mark that may begin it (BOM). A user_error if wide_encoding() knows another.
+std::string read_utf8_file(const std::string& path, const char* what, size_t limit, Pipes pipes = Pipes::refused);
+// "UTF-16", "UTF-16LE", "UTF-32BE", ... if the text begins as one does: with its mark, or mostly with a NUL byte at the
+// places where letters of ASCII have one. nullptr otherwise.
+const char* wide_encoding(std::string_view text);
 void write_text_file(const std::string& path, std::string_view text);  // and syncs it
 // The same through a PendingFile: a reader finds the old text or the new one at any moment.
 void replace_text_file(const std::string& path, std::string_view text);

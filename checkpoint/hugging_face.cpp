@@ -137,7 +137,7 @@ std::map<std::string, std::string> tokenizer_files(const Config& config) {
                                         {"unk_token", "<|endoftext|>"},
                                         {"add_prefix_space", false}};
   const auto [vocabulary, merges] = gpt2_files(dir);
-  auto content = [](const std::string& path) { return read_text_file(path, "tokenizer", size_t(1) << 28); };
+  auto content = [](const std::string& path) { return read_utf8_file(path, "tokenizer", size_t(1) << 28); };
   return {{"vocab.json", content(vocabulary)},
           {"merges.txt", content(merges)},
           {"tokenizer_config.json", about.dump(2) + "\n"}};
@@ -185,7 +185,7 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
   if (!is_there(path)) return {};
   json found;
   try {
-    found = parse_json(read_text_file(path, "init", 1 << 20), "init", path);
+    found = parse_json(read_utf8_file(path, "init", 1 << 20), "init", path);
   } catch (const UserError&) {
   }  // a broken one says nothing about the weights, and is not needed
   if (!found.is_object()) return {};

@@ -72,7 +72,7 @@ std::string find_file(const std::string& dir, const char* name, const char* othe
       dir.c_str(), name, other);
 }
 
-std::string read_file(const std::string& path) { return read_text_file(path, "tokenizer", size_t(1) << 28); }
+std::string read_file(const std::string& path) { return read_utf8_file(path, "tokenizer", size_t(1) << 28); }
 
 }  // namespace
 

@@ -209,7 +209,7 @@ Shard open_file(const std::string& path, const std::string& key, const Format& k
 // The "bytes" of X.json; a runtime_error says what is wrong with the file.
 int64_t bytes_of_text(const std::string& path, int64_t tokens) {
   const char* what = "bytes of text";
-  nlohmann::json root = parse_json(read_text_file(path, what, 1 << 16), what, path);
+  nlohmann::json root = parse_json(read_utf8_file(path, what, 1 << 16), what, path);
   auto integer = [&](const char* key) {
     if (!root.contains(key) || !root[key].is_number_unsigned() || root[key].get<uint64_t>() > uint64_t(INT64_MAX))
       user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());

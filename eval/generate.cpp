@@ -101,7 +101,7 @@ void generate_text(Model& model) {
 std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& tokenizer, const Config& config) {
   std::vector<FilePrompt> prompts;
   int number = 0;
-  for (const std::string& line : split(read_text_file(path, "--generate-file", size_t(1) << 32, Pipes::taken), '\n')) {
+  for (const std::string& line : split(read_utf8_file(path, "--generate-file", size_t(1) << 32, Pipes::taken), '\n')) {
     std::string where = format("%s, line %d", path.c_str(), ++number);
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     nlohmann::json fields = parse_json(line, "--generate-file", where);

@@ -1,5 +1,8 @@
-"""What several scripts need: ending with a message, folders for what they write, and ./train. Standard library only."""
+"""What several scripts need: ending with a message, reading flags and texts, folders for what they write, and ./train.
+Standard library only."""
+import argparse
 import array
+import codecs
 import contextlib
 import json
 import os
@@ -39,11 +42,65 @@ class Failure(Exception):
   """Something that failed."""
 
 
+class ArgumentParser(argparse.ArgumentParser):
+  """argparse's, which refuses an empty value ("--out=") where it would take any text."""
+
+  def __init__(self, *args, **options):
+    super().__init__(*args, **options)
+    self.register("type", None, self._not_empty)
+
+  @staticmethod
+  def _not_empty(value):
+    if value == "":
+      raise argparse.ArgumentTypeError("the value is empty; give one, or leave the flag out")
+    return value
+
+
+def wide_encoding(data):
+  """The name of an encoding if the bytes begin like text in it: with its mark, or mostly with a NUL byte at the places
+  where letters of ASCII have one. "" otherwise; wide_encoding() in base/file.h is the same."""
+  if len(data) < 4:  # not one character after a mark, or two without
+    return ""
+  for name, *marks in (("UTF-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+                       ("UTF-16", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if data.startswith(tuple(marks)):
+      return name
+  data = data[:4096]
+  mostly = "".join("0" if 8 * data[place::4].count(0) > len(data) else "x" for place in range(4))
+  return {"x0x0": "UTF-16LE", "0x0x": "UTF-16BE", "x000": "UTF-32LE", "000x": "UTF-32BE"}.get(mostly, "")
+
+
+def decoded(data, name):
+  """The text of bytes in UTF-8, without the mark that may begin it (BOM). A UserError if wide_encoding() knows another,
+  else a ValueError if it is not UTF-8."""
+  wide = wide_encoding(data)
+  if wide:
+    raise UserError(f"{name} is {wide} text; convert it to UTF-8 (iconv -f {wide} -t UTF-8)")
+  return data.decode("utf-8-sig")
+
+
+def unique(pairs):
+  """An object of JSON. A ValueError if a key is given twice."""
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    seen = set()
+    key = next(key for key, _ in pairs if key in seen or seen.add(key))
+    raise ValueError(f"the key {json.dumps(key)[:80]} is given twice in one object; remove one")
+  return found
+
+
+def parse_json(text):
+  """What users wrote as JSON. A ValueError if it is not JSON, or gives a key twice; or a RecursionError."""
+  def integer(digits):
+    return int(digits) if len(digits) <= 4300 else float(digits)  # more are JSON too, but Python refuses them
+  return json.loads(text, object_pairs_hook=unique, parse_int=integer)
+
+
 def read_json(path, what="JSON"):
   """The content of a JSON file. what: the kind of content, which the error about a damaged file names."""
   try:
-    with open(path, encoding="utf-8") as file:
-      return json.load(file)
+    with open(path, "rb") as file:
+      return parse_json(decoded(file.read(), path))
   except OSError as error:
     raise UserError(f"{path}: {error.strerror}")
   except (ValueError, RecursionError) as error:
@@ -190,7 +247,7 @@ def encode(args, texts):
     raise UserError("--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocabulary files")
   command = [os.path.abspath(args.train), "--encode", args.tokenizer_dir]
   try:
-    done = subprocess.run(command, input="<|endoftext|>".join(texts).encode(), capture_output=True)
+    done = subprocess.run(command, input="<|endoftext|>".join(["", *texts]).encode(), capture_output=True)
   except OSError as error:
     raise UserError("--train %s cannot be run: %s; build it with make" % (command[0], error.strerror))
   if done.returncode:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zlib
 
-from common import UserError
+from common import UserError, parse_json, wide_encoding
 
 MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".parquet": b"PAR1", ".xz": b"\xfd7zXZ", ".bz2": b"BZh",
           ".zip": b"PK\3\4"}
@@ -71,8 +71,11 @@ def json_documents(name, stream, args):
     if line.isspace():
       continue
     where = "%s, line %d" % (name, number)
+    wide = wide_encoding(line)
+    if wide:
+      raise UserError("%s is %s text; convert it to UTF-8 (iconv -f %s -t UTF-8)" % (where, wide, wide))
     try:
-      record = json.loads(line.decode("utf-8", args.errors).lstrip("\ufeff"))  # a byte order mark
+      record = parse_json(line.decode("utf-8", args.errors).lstrip("\ufeff"))  # a byte order mark
     except UnicodeDecodeError as error:
       raise UserError("%s is not UTF-8 at byte %d of the line: convert it (iconv -t UTF-8) or use --errors replace" % (
           where, error.start))
@@ -134,6 +137,9 @@ def warn_of_another_format(name, block):
       return warn("begins like a file in the format %s; %s" % (ending, advice))
   if kind_of(name) == ".json" and block.lstrip()[:1] == b"[":
     return warn("seems to be a JSON array; for a document from each element make JSONL of it (jq -c '.[]')")
+  wide = wide_encoding(block)
+  if wide:
+    return warn("looks like %s; convert it to UTF-8 (iconv -f %s -t UTF-8)" % (wide, wide))
   line, newline, _ = block.partition(b"\n")
   try:
     fields = listed(list(json.loads(line))) if newline and line.startswith(b"{") else ""

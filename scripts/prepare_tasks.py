@@ -21,7 +21,7 @@ import struct
 import urllib.error
 import urllib.request
 
-from common import Failure, UserError, encode, run, whole_files
+from common import ArgumentParser, Failure, UserError, decoded, encode, parse_json, run, whole_files
 from documents import kind_of, parquet_file, unpacked
 
 MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/benchmark_file.h
@@ -140,22 +140,23 @@ def parquet_rows(name, stream):
 def csv_rows(name, stream):
   """MMLU's, without a header: question, four answers, letter."""
   subject = re.sub(r"_(test|dev|val)\.csv$", "", os.path.basename(re.sub(r"\.(gz|zst)$", "", name)))
-  for number, fields in enumerate(csv.reader(io.TextIOWrapper(stream, "utf-8", newline="")), 1):
+  for number, fields in enumerate(csv.reader(io.StringIO(decoded(stream.read(), name), newline="")), 1):
     if len(fields) != 6 or fields[5] not in tuple("ABCD"):
       raise UserError("%s, row %d: not a question, four answers and a letter A to D" % (name, number))
     yield {"question": fields[0], "choices": fields[1:5], "answer": "ABCD".index(fields[5]), "subject": subject}
 
 
 def json_rows(name, stream):
-  text = stream.read().decode()
+  text = decoded(stream.read(), name)
   if text.lstrip().startswith("["):
-    return json.loads(text)
+    return parse_json(text)
   rows = []
   for number, line in enumerate(text.split("\n"), 1):
     try:
-      rows += [json.loads(line)] if line.strip() else []
-    except json.JSONDecodeError as error:
-      raise UserError("%s, line %d is not JSON: %s, column %d" % (name, number, error.msg, error.colno))
+      rows += [parse_json(line)] if line.strip() else []
+    except ValueError as error:
+      at = "%s, column %d" % (error.msg, error.colno) if isinstance(error, json.JSONDecodeError) else error
+      raise UserError("%s, line %d is not JSON: %s" % (name, number, at))
   return rows
 
 
@@ -167,7 +168,7 @@ def rows_of(names):
       with open(name, "rb") as raw, unpacked(name, raw) as stream:
         kind = kind_of(name)
         if kind == ".lst":
-          labels += [int(line) for line in stream.read().split()]
+          labels += [int(line) for line in decoded(stream.read(), name).split()]
         else:
           rows += {".parquet": parquet_rows, ".csv": csv_rows}.get(kind, json_rows)(name, stream)
     except OSError as error:

@@ -24,7 +24,7 @@ import sys
 import tempfile
 
 import shards
-from common import Failure, Progress, UserError, run, whole_files
+from common import ArgumentParser, Failure, Progress, UserError, decoded, parse_json, read_json, run, whole_files
 from documents import MARKER, json_documents, kind_of, parquet_documents, unpacked, warn_of_another_format
 from shards import NO_LABEL
 
@@ -35,13 +35,13 @@ BLOCK = 4 << 20
 
 class Text:
   """All inputs as one long text in `file`, addressed by byte offset. starts: where its documents begin, in order, and
-  its end. answers: where the answer of each begins. names, firsts: of the inputs, and where they begin. nulls: how many
-  documents had null as their text, and are left out."""
+  its end. answers: where the answer of each begins. names, firsts: of the inputs, and where they begin. marks: the
+  bytes before each that are not text. nulls: how many documents had null as their text, and are left out."""
 
   def __init__(self, args, file):
     self.args, self.file, self.size, self.nulls = args, file, 0, 0
     self.starts, self.answers = array.array("Q"), array.array("Q")
-    self.names, self.firsts = [], []
+    self.names, self.firsts, self.marks = [], [], []
     progress = Progress(sum(os.path.getsize(name) for name in args.files if os.path.isfile(name)))
     for name in args.files:
       self._add(name, progress)
@@ -51,6 +51,7 @@ class Text:
   def _add(self, name, progress):
     self.names.append("standard input" if name == "-" else name)
     self.firsts.append(self.size)
+    self.marks.append(0)
     before = progress.done
     try:
       raw = open(os.dup(0) if name == "-" else name, "rb")
@@ -90,9 +91,11 @@ class Text:
     """The blocks of a file that is text."""
     first, window = self.size, b""
     for block in iter(lambda: stream.read(BLOCK), b""):
-      if not window:
+      if self.size == first:
         warn_of_another_format(name, block)
-        self.starts.append(first)
+        self.marks[-1] = len(codecs.BOM_UTF8) * block.startswith(codecs.BOM_UTF8)
+        block = block[self.marks[-1]:]
+        self.starts.extend([first] * bool(block))
       window = window[1 - len(MARKER):]  # where a marker may have begun
       offset, window = self.size - len(window), window + block
       for marker in re.finditer(re.escape(MARKER), window):
@@ -110,7 +113,7 @@ class Text:
     """(name, first byte within the file, blocks) of each document of a part. Blocks are valid until the next one."""
     for _, start, end in self._spans(*part):
       of = bisect.bisect_right(self.firsts, start) - 1
-      yield self.names[of], start - self.firsts[of], self._blocks(start, end)
+      yield self.names[of], start - self.firsts[of] + self.marks[of], self._blocks(start, end)
 
   def answers_in(self, *part):
     """(bytes before its answer, bytes) of each document that documents() yields."""
@@ -169,8 +172,7 @@ class Gpt2:
     with self._start(subprocess.PIPE) as process:  # an error in the vocabulary shows before any text is read
       self._finish(process)
     name = next(name for name in ("vocab.json", "encoder.json") if os.path.exists(os.path.join(directory, name)))
-    with open(os.path.join(directory, name), encoding="utf-8") as file:
-      numbers = json.load(file)
+    numbers = read_json(os.path.join(directory, name))
     self.vocab, self.lengths = len(numbers), [0] * len(numbers)
     for token, number in numbers.items():  # written with a character for each byte
       self.lengths[number] = 0 if token == MARKER.decode() else len(token)
@@ -213,7 +215,7 @@ class Gpt2:
 
   @staticmethod
   def _utf8(documents, errors):
-    """The text as UTF-8, with a marker after every document."""
+    """The text as UTF-8, with a marker before every document."""
     for name, offset, blocks in documents:
       decoder = codecs.getincrementaldecoder("utf-8")(errors)
       for block in itertools.chain(blocks, [b""]):
@@ -222,6 +224,7 @@ class Gpt2:
         except UnicodeDecodeError as error:
           at = offset - len(decoder.getstate()[0]) + error.start
           raise UserError(f"{name} is not UTF-8 at byte {at}: convert it (iconv -t UTF-8) or use --errors replace")
+      yield MARKER
         offset += len(block)
       yield MARKER
 
@@ -235,7 +238,11 @@ class TokenizerJson:
     except ImportError as error:
       raise UserError("--tokenizer %s: %s; %s -m pip install tokenizers" % (path, error, sys.executable))
     try:
-      self.tokenizer = Tokenizer.from_file(path)
+      with open(path, "rb") as file:
+        data = file.read()
+      text = decoded(data, path)
+      parse_json(text)  # the package takes the last of a key given twice, and no mark
+      self.tokenizer = Tokenizer.from_str(text) if data.startswith(codecs.BOM_UTF8) else Tokenizer.from_file(path)
     except Exception as error:  # the package has no class of its own
       raise UserError("--tokenizer %s cannot be used: %s; name a tokenizer.json" % (path, error))
     self.path = path
@@ -278,6 +285,7 @@ class TokenizerJson:
         unread = 0
     return tokens.tobytes(), lengths
 
+    self.texts += len(texts)
 
 # ----------------------------------------------------------------------------------------------------------- output
 

@@ -372,7 +372,7 @@ Config config_from_json(const json& root, const std::string& file, const std::ve
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& sets, bool trains) {
-  return parse_config(read_text_file(path, "config", MAX_FILE_BYTES, Pipes::taken), path, sets, trains);
+  return parse_config(read_utf8_file(path, "config", MAX_FILE_BYTES, Pipes::taken), path, sets, trains);
 }
 
 std::vector<int> parse_lengths(const std::string& text, const char* what) {

@@ -92,6 +92,12 @@ TEST(Files, ErrorsNameThePath) {
   EXPECT_EQ(error_of([&] { read_text_file(dir / "ten", "test", 9); }),
             "user: test: the file has more than 9 bytes  [" + (dir / "ten") + "]");
   EXPECT_EQ(read_text_file(dir / "ten", "test", 10), "0123456789");
+  write_text_file(dir / "mark", "\xef\xbb\xbf\xef\xbb\xbf{}");
+  EXPECT_EQ(read_utf8_file(dir / "mark", "test", 10), "\xef\xbb\xbf{}");
+  write_text_file(dir / "wide", std::string("{\0}\0", 4));
+  EXPECT_EQ(error_of([&] { read_utf8_file(dir / "wide", "test", 10); }),
+            "user: test: the file is UTF-16LE text; convert it to UTF-8 (iconv -f UTF-16LE -t UTF-8)  [" +
+                (dir / "wide") + "]");
   without_writing_to(dir.path, [&] {
     EXPECT_EQ(error_of([&] { write_text_file(dir / "new", "x"); }),
               "failure: cannot create " + (dir / "new") + ": Permission denied");

@@ -65,6 +65,10 @@ class BadConfig(Workspace):
         ({"name": "a/b"}, ["name"]),
         ({"model__position": "learned", "eval__lengths": [16, 32]}, ["eval.lengths", "32", "learned", "16"])):
       self.bad(names=names, **changes)
+    text = json.dumps({"name": "x", "sed": 1})
+    self.bad(config=text.encode("utf-8-sig"), names=["sed", "seed"])  # it is read
+    for encoding in ("utf-16", "utf-16-be", "utf-32"):
+      self.bad(config=text.encode(encoding), names=["is UTF-(16|16BE|32) text; .*iconv", "config.json"])
     self.bad("--set", "model.layers=four", names=["model.layers", "four", "--set"])
     self.bad("--eval", "--lengths", "32", model__position="learned", names=["--lengths", "32", "learned", "16"])
 

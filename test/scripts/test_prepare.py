@@ -278,6 +278,10 @@ class PrepareBytes(Prepare):
     self.run_script("prepare_text.py", self.path("none"), "--out", os.path.join(self.out, "a", "b"), "--name",
                     "x", code=2)
     self.assertTrue(os.path.isdir(self.out))
+        ([self.write("h.jsonl", '{"text": ""}\n{"text": "a", "b": {"c": 1, "c": 2}}')],
+         ["h.jsonl, line 2 is not JSON", 'the key "c" is given twice']),
+        ([good, "--name="], ["--name: the value is empty"]),
+        ([good, "--out="], ["--out: the value is empty"]),
     self.assertEqual(self.files(), [])
 
   @unittest.skipIf(os.geteuid() == 0, "root may read everything")
@@ -354,6 +358,20 @@ class PrepareGpt2(Prepare):
       self.assertEqual(self.files(), [])
     self.prepare(self.write("bad", b"hello\xff"), "--val-fraction", "0", "--errors", "replace")
     self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 0xef, 0xbf, 0xbd])
+  def test_byte_order_marks_of_text_and_vocabulary(self):
+    for name in ("encoder.json", "vocab.bpe"):
+      self.write(name, b"\xef\xbb\xbf" + self.bytes_of(name))
+    self.assertEqual(self.train_tokens(b"\xef\xbb\xbfhello"), [SEPARATOR, HELLO])
+    done = subprocess.run([TRAIN, "--encode", self.folder], input=b"\xef\xbb\xbfhello", capture_output=True, check=True)
+    self.assertEqual(list(array.array("H", done.stdout)), [SEPARATOR, HELLO])
+    self.prepare(self.write("a.jsonl", '{"text": "\\ufeff"}'), "--val-fraction", "0", "--overwrite")
+    self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, 0xef, 0xbb, 0xbf])  # which the document has
+    self.prepare(self.write("bad", b"\xef\xbb\xbfx\xff"), "--val-fraction", "0", "--overwrite", code=2)
+    self.assert_error("not UTF-8 at byte 4")
+    self.write("encoder.json", self.text_of("encoder.json").encode("utf-16"))
+    self.prepare(self.write("a", "hello"), "--overwrite", code=2)
+    self.assert_error("UTF-16 text", "encoder.json")
+
 
   def test_text_without_tokens_removes_nothing(self):
     os.makedirs(self.out)

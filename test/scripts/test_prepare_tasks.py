@@ -77,6 +77,22 @@ class PrepareTasks(ScriptTest):
     return version, [(text(context), [text(tokens) for tokens in completions], gold, sizes)
                      for context, completions, gold, sizes in examples]
 
+  def test_byte_order_marks_and_keys_given_twice(self):
+    mark, row = b"\xef\xbb\xbf", json.dumps(PIQA)
+    table = mark + b'Q?,a,b,c,d,B\n'
+    for task, name, data in (("piqa", "a.jsonl", mark + row.encode()), ("mmlu", "x_test.csv", table),
+                             ("piqa", "a.json", mark + b"[%s]" % row.encode())):
+      self.prepare(task, "--input", self.write(name, data))
+      self.assertNotIn("\ufeff", self.texts(task)[1][0][0])
+    labels = self.write("a.lst", mark + b"1")
+    self.prepare("piqa", "--input", self.write("b.jsonl", row), labels)
+    for name, text in (("c.jsonl", row), ("c.csv", "Q?,a,b,c,d,B\n")):
+      self.prepare("piqa", "--input", self.write(name, text.encode("utf-16")), code=2)
+      self.assert_error(name, "is UTF-16 text; convert it to UTF-8")
+    for name, text in (("d.jsonl", row + '\n{"goal": 1, "goal": 2}'), ("d.json", '[{"goal": 1, "goal": 2}]')):
+      self.prepare("piqa", "--input", self.write(name, text), code=2)
+      self.assert_error(name, 'the key "goal" is given twice', *["line 2"] * (name == "d.jsonl"))
+
   def test_prompts(self):
     for task, row, context, completions, gold in (
         ("hellaswag", HELLASWAG, "Running: A man. b He runs on", ["a b.", "c", "d. e", "f"], 2),
