@@ -150,7 +150,8 @@ def validation_start(text, fraction):
 # ------------------------------------------------------------------------------------------------------- tokenizers
 
 # Each has tokens(documents, args), which yields (bytes of text read, tokens as the bytes of uint16, lengths: the
-# number of bytes of text behind each of these tokens, or None if it is 1 for all).
+# number of bytes of text behind each of these tokens, or None if it is 1 for all), and warn_of_joined(text) for the
+# end, which says so where documents have nothing between them.
 
 class Bytes:
   vocab = 256
@@ -162,6 +163,12 @@ class Bytes:
         wide = bytearray(2 * len(block))
         wide[::2] = block
         yield len(block), wide, None
+
+  @staticmethod
+  def warn_of_joined(text):
+    if any(MARKER not in text.read(max(start - len(MARKER), 0), start + len(MARKER)) for start in text.starts[1:-1]):
+      print("%d documents are joined with nothing between them: bytes have no token for that (--separator names one of "
+            "a tokenizer.json); a model sees their ends only if the text itself has a sign" % (len(text.starts) - 1))
 
 
 class Gpt2:
@@ -217,6 +224,7 @@ class Gpt2:
   def _utf8(documents, errors):
     """The text as UTF-8, with a marker before every document."""
     for name, offset, blocks in documents:
+      yield MARKER
       decoder = codecs.getincrementaldecoder("utf-8")(errors)
       for block in itertools.chain(blocks, [b""]):
         try:
@@ -224,9 +232,11 @@ class Gpt2:
         except UnicodeDecodeError as error:
           at = offset - len(decoder.getstate()[0]) + error.start
           raise UserError(f"{name} is not UTF-8 at byte {at}: convert it (iconv -t UTF-8) or use --errors replace")
-      yield MARKER
         offset += len(block)
-      yield MARKER
+
+
+  def warn_of_joined(self, text):
+    """Never: a token is before every document."""
 
 
 class TokenizerJson:
@@ -254,6 +264,14 @@ class TokenizerJson:
     self.separator = [self.tokenizer.token_to_id(separator)] if separator else []
     if self.separator == [None]:
       raise UserError("--separator %s is not a token of %s; name one that is" % (separator, path))
+    self.texts = 0
+    special, plain = (self.tokenizer.encode_batch([""], add_special_tokens=add)[0].ids for add in (True, False))
+    self.separates = bool(self.separator) or len(special) > len(plain)
+
+  def warn_of_joined(self, text):
+    if self.texts > 1 and not self.separates:
+      print("prepare_text.py: warning: %d documents are joined with nothing between them, as %s adds no token to "
+            "a text; --separator TOKEN puts one of its tokens before each" % (self.texts, self.path), file=sys.stderr)
 
   def tokens(self, documents, args):
     texts, read = [], 0
@@ -267,6 +285,7 @@ class TokenizerJson:
         texts, read = [], 0
 
   def _encode(self, texts):
+    self.texts += len(texts)
     try:
       encodings = self.tokenizer.encode_batch(texts, add_special_tokens=not self.separator)
     except Exception as error:
@@ -285,7 +304,6 @@ class TokenizerJson:
         unread = 0
     return tokens.tobytes(), lengths
 
-    self.texts += len(texts)
 
 # ----------------------------------------------------------------------------------------------------------- output
 
@@ -442,6 +460,7 @@ def prepare(text, args, tokenizer, folder):
     elif progress.done > before:
       raise UserError("the text for %s, %d bytes, gives no tokens; give more text" % (split, progress.done - before))
   progress.end()
+  tokenizer.warn_of_joined(text)
   if text.nulls:
     print("left out%s" % null_note(text, args), file=sys.stderr)
   return writers

@@ -211,9 +211,32 @@ class PrepareBytes(Prepare):
       self.assertEqual("warning" in self.errors, bool(part), name)
       self.assertEqual(self.text("x_train_000000.bin"), data)
 
-  def test_jsonl_with_a_byte_order_mark(self):
-    self.prepare(self.write("a.jsonl", b'\xef\xbb\xbf{"text": "one"}\n'), "--val-fraction", "0")
-    self.assertEqual(self.text("x_train_000000.bin"), b"one")
+  def test_byte_order_marks_are_no_text(self):
+    mark = b"\xef\xbb\xbf"
+    names = [self.write("a.jsonl", mark + b'{"text": "one"}\n'), self.write("b.txt", mark + "tw\u20ac".encode()), "-",
+             self.write("c.gz", gzip.compress(mark + b"four")), self.write("d", mark)]
+    self.prepare(*names, "--val-fraction", "0", input=mark + b"three" + mark)
+    self.assertEqual(self.text("x_train_000000.bin"), b"onetw\xe2\x82\xacthree" + mark + b"four")
+    self.assertIn("4 documents are joined", self.output)
+    self.assertEqual(self.errors, "")
+
+  def test_wide_encodings(self):
+    for encoding in ("utf-16", "utf-32", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+      name = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
+      text = "The end, \u20ac.\n".encode(encoding)
+      self.prepare(self.write("a.txt", text), "--val-fraction", "0", "--overwrite")
+      self.assert_error("warning: ", "a.txt is taken as text, but looks like", f"iconv -f {name} -t UTF-8")
+      self.assertEqual(self.text("x_train_000000.bin"), text)
+      self.prepare(self.write("a.jsonl", '{"text": "x"}\n'.encode(encoding)), "--overwrite", code=2)
+      self.assert_error(f"a.jsonl, line 1 is {name} text; convert it to UTF-8")
+    self.prepare(self.write("b", b"some\0binary\0data\0"), "--val-fraction", "0", "--overwrite")
+    self.assertEqual(self.errors, "")
+
+  def test_documents_that_run_into_each_other(self):
+    a, b = self.write("a", "one"), self.write("b", "<|endoftext|>two")
+    for names, joined in (([a], False), ([a, b], False), ([a, a, b], True), ([b, a], True)):
+      self.prepare(*names, "--val-fraction", "0", "--overwrite")
+      self.assertEqual("documents are joined with nothing between them" in self.output, joined, names)
 
   def test_old_numbers_never_lie_beside_new_shards(self):
     self.prepare(self.write("a", "0123456789\n" * 20))
@@ -255,6 +278,10 @@ class PrepareBytes(Prepare):
         ([good, "--field", "body"], ["--field body", "--jsonl"]),
         ([self.write("a.jsonl", '{"text": ""}\n{"text"')], ["a.jsonl, line 2 is not JSON", "column 8"]),
         ([self.write("b.jsonl", '{"text": ""}\n\n7')], ["b.jsonl, line 3", "is 7"]),
+        ([self.write("h.jsonl", '{"text": ""}\n{"text": "a", "b": {"c": 1, "c": 2}}')],
+         ["h.jsonl, line 2 is not JSON", 'the key "c" is given twice']),
+        ([good, "--name="], ["--name: the value is empty"]),
+        ([good, "--out="], ["--out: the value is empty"]),
         ([self.write("g.jsonl", '[{"text": ""}]')], ["g.jsonl, line 1", "is an array", "jq"]),
         ([self.write("c.jsonl", '{"body": ""}')], ["c.jsonl, line 1", 'it has "body"', "--field"]),
         ([self.write("d.jsonl", '{"text": null}\n' * 2)], ["d.jsonl", "\"text\" is null in 2 documents"]),
@@ -278,10 +305,6 @@ class PrepareBytes(Prepare):
     self.run_script("prepare_text.py", self.path("none"), "--out", os.path.join(self.out, "a", "b"), "--name",
                     "x", code=2)
     self.assertTrue(os.path.isdir(self.out))
-        ([self.write("h.jsonl", '{"text": ""}\n{"text": "a", "b": {"c": 1, "c": 2}}')],
-         ["h.jsonl, line 2 is not JSON", 'the key "c" is given twice']),
-        ([good, "--name="], ["--name: the value is empty"]),
-        ([good, "--out="], ["--out: the value is empty"]),
     self.assertEqual(self.files(), [])
 
   @unittest.skipIf(os.geteuid() == 0, "root may read everything")
@@ -335,6 +358,20 @@ class PrepareGpt2(Prepare):
                      [SEPARATOR, HELLO, SEPARATOR, SPACE_WORLD])
     self.assertEqual(self.train_tokens("h\u20ac"), [SEPARATOR, ord("h"), 0xe2, 0x82, 0xac])
 
+  def test_byte_order_marks_of_text_and_vocabulary(self):
+    for name in ("encoder.json", "vocab.bpe"):
+      self.write(name, b"\xef\xbb\xbf" + self.bytes_of(name))
+    self.assertEqual(self.train_tokens(b"\xef\xbb\xbfhello"), [SEPARATOR, HELLO])
+    done = subprocess.run([TRAIN, "--encode", self.folder], input=b"\xef\xbb\xbfhello", capture_output=True, check=True)
+    self.assertEqual(list(array.array("H", done.stdout)), [SEPARATOR, HELLO])
+    self.prepare(self.write("a.jsonl", '{"text": "\\ufeff"}'), "--val-fraction", "0", "--overwrite")
+    self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, 0xef, 0xbb, 0xbf])  # which the document has
+    self.prepare(self.write("bad", b"\xef\xbb\xbfx\xff"), "--val-fraction", "0", "--overwrite", code=2)
+    self.assert_error("not UTF-8 at byte 4")
+    self.write("encoder.json", self.text_of("encoder.json").encode("utf-16"))
+    self.prepare(self.write("a", "hello"), "--overwrite", code=2)
+    self.assert_error("UTF-16 text", "encoder.json")
+
   def test_validation_is_a_document_of_its_own(self):
     self.prepare(self.write("a", "hello\n" * 10), "--val-fraction", "0.2")
     self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR] + [HELLO, 10] * 8)
@@ -358,20 +395,6 @@ class PrepareGpt2(Prepare):
       self.assertEqual(self.files(), [])
     self.prepare(self.write("bad", b"hello\xff"), "--val-fraction", "0", "--errors", "replace")
     self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 0xef, 0xbf, 0xbd])
-  def test_byte_order_marks_of_text_and_vocabulary(self):
-    for name in ("encoder.json", "vocab.bpe"):
-      self.write(name, b"\xef\xbb\xbf" + self.bytes_of(name))
-    self.assertEqual(self.train_tokens(b"\xef\xbb\xbfhello"), [SEPARATOR, HELLO])
-    done = subprocess.run([TRAIN, "--encode", self.folder], input=b"\xef\xbb\xbfhello", capture_output=True, check=True)
-    self.assertEqual(list(array.array("H", done.stdout)), [SEPARATOR, HELLO])
-    self.prepare(self.write("a.jsonl", '{"text": "\\ufeff"}'), "--val-fraction", "0", "--overwrite")
-    self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, 0xef, 0xbb, 0xbf])  # which the document has
-    self.prepare(self.write("bad", b"\xef\xbb\xbfx\xff"), "--val-fraction", "0", "--overwrite", code=2)
-    self.assert_error("not UTF-8 at byte 4")
-    self.write("encoder.json", self.text_of("encoder.json").encode("utf-16"))
-    self.prepare(self.write("a", "hello"), "--overwrite", code=2)
-    self.assert_error("UTF-16 text", "encoder.json")
-
 
   def test_text_without_tokens_removes_nothing(self):
     os.makedirs(self.out)
@@ -491,11 +514,17 @@ import json, re
 class Encoding:
   def __init__(self, ids, offsets): self.ids, self.offsets = ids, offsets
 class Tokenizer:
-  most = 2
+  most, special = 2, True
   @classmethod
   def from_file(cls, path):
     made = cls()
     made.words = json.load(open(path))
+    made.special = made.words.pop("special", True)
+    return made
+  @classmethod
+  def from_str(cls, text):
+    made = cls()
+    made.words = json.loads(text)
     return made
   def no_truncation(self): self.most = None
   def no_padding(self): pass
@@ -505,7 +534,7 @@ class Tokenizer:
     return [self.encode(text, add_special_tokens) for text in texts]
   def encode(self, text, add_special_tokens):
     found = [(self.words[word[0].lower()], word.span()) for word in re.finditer(r"\w+", text)][:self.most]
-    if add_special_tokens: found = [(0, (0, 0)), *found, (1, (0, 0))]
+    if add_special_tokens and self.special: found = [(0, (0, 0)), *found, (1, (0, 0))]
     return Encoding([number for number, _ in found], [span for _, span in found])
 """
 
@@ -539,6 +568,24 @@ class AnyTokenizer(Prepare):
     self.assertEqual(self.tokens("x_train_000000.bin"), [0, 2, 3, 4, 0, 3, 0, 2, 0, 3, 3, 3, 0])
     self.assertIn('"model": {"vocab": 65536}', self.output)
     self.assertEqual(self.numbers(), [(13, 11 + 9 + 3 + 8 + 2)])
+
+  def test_a_tokenizer_that_adds_no_token_between_documents(self):
+    inputs, warning = self.inputs(special=False), "warning: 5 documents are joined with nothing between them"
+    self.prepare(*inputs)
+    self.assert_error(warning, "tok.json", "--separator TOKEN")
+    self.assertEqual(self.tokens("x_train_000000.bin"), [2, 3, 4, 3, 2, 3, 3, 3])
+    for arguments in ((*inputs, "--separator", "<s>"), self.inputs(), self.inputs(["so"], special=False)):
+      self.prepare(*arguments)
+      self.assertEqual(self.errors, "")
+
+  def test_the_file_of_a_tokenizer(self):
+    inputs = self.inputs()
+    self.write("tok.json", b"\xef\xbb\xbf" + self.bytes_of("tok.json"))
+    self.prepare(*inputs)
+    self.assertEqual(self.tokens("x_train_000000.bin")[:5], [0, 2, 3, 4, 1])
+    self.write("tok.json", '{"so": 1, "so": 2}')
+    self.prepare(*inputs, code=2)
+    self.assert_error("tok.json cannot be used", 'the key "so" is given twice')
 
   def test_answers_and_their_end(self):
     text, *tokenizer = self.inputs()
