@@ -26,8 +26,6 @@
 
 namespace {
 
-const char* const separator = "<|endoftext|>";
-
 uint64_t pair_key(int left, int right) { return uint64_t(left) << 32 | uint32_t(right); }
 
 // The vocabulary files write bytes as printable characters: a byte that is a visible Latin-1 character represents
@@ -156,7 +154,7 @@ Gpt2Tokenizer::Ids Gpt2Tokenizer::load_vocabulary(const std::string& path) {
                  alphabet().of_byte[byte].c_str());
     token_of_byte_[byte] = found->second;
   }
-  if (auto found = ids.find(separator); found != ids.end()) end_of_text_ = found->second;
+  if (auto found = ids.find(std::string(END_OF_TEXT)); found != ids.end()) end_of_text_ = found->second;
   return ids;
 }
 
@@ -265,11 +263,11 @@ std::vector<int> Gpt2Tokenizer::encode(const std::string& text) const {
   std::string_view rest = text;
   size_t at = 0;
   while (true) {
-    size_t special = end_of_text_ < 0 ? std::string_view::npos : rest.find(separator, at);
+    size_t special = end_of_text_ < 0 ? std::string_view::npos : rest.find(END_OF_TEXT, at);
     encode_plain(rest.substr(at, special == std::string_view::npos ? special : special - at));
     if (special == std::string_view::npos) return tokens;
     tokens.push_back(end_of_text_);
-    at = special + std::strlen(separator);
+    at = special + END_OF_TEXT.size();
   }
 }
 

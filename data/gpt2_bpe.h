@@ -11,6 +11,8 @@
 
 #include "data/tokenizer.h"
 
+inline constexpr std::string_view END_OF_TEXT = "<|endoftext|>";  // a token of its own, between documents
+
 class Gpt2Tokenizer : public Tokenizer {
  public:
   explicit Gpt2Tokenizer(const std::string& dir);

@@ -355,6 +355,40 @@ TEST_F(Gpt2, WhereBlocksEndDoesNotMatter) {
   for (size_t block : {1, 2, 3, 7, 64, 1000}) EXPECT_EQ(documents(*tokenizer, text, block), whole) << block;
 }
 
+TEST_F(Gpt2, TextWithoutSpacesIsDividedWhereThePatternDoes) {
+  auto tokenizer = open();
+  std::mt19937 random(4);
+  std::string text;
+  for (int i = 0; i < 3000; i++)
+    text += std::vector{"hello",         "12",     "'",         "ll",   "'s",       "\t",
+                        "\t\t",          "\u3000", "\u4e2d",    "\xff", "\xe2\x82", "<|end",
+                        "<|endoftext|>", "!",      "\U0001d400"}[random() % 15];
+  const Tokens whole = documents(*tokenizer, text);
+  for (size_t block : {1, 5, 64, 1000}) EXPECT_EQ(documents(*tokenizer, text, block), whole) << block;
+}
+
+// How much is held at once: read, but without its tokens, which are single bytes here.
+TEST_F(Gpt2, MemoryDoesNotGrowWithTextWithoutSpaces) {
+  struct Held {
+    std::FILE* in;
+    long written = 1, most = 0;  // 1: the separator
+  } held{std::tmpfile()};
+  for (int i = 0; i < 20000; i++) std::fputs("x1", held.in);
+  std::rewind(held.in);
+  auto count = [](void* to, const char*, size_t bytes) {
+    auto* held = static_cast<Held*>(to);
+    held->most = std::max(held->most, std::ftell(held->in) - (held->written - 1));
+    held->written += long(bytes / 2);
+    return ssize_t(bytes);
+  };
+  std::FILE* out = fopencookie(&held, "w", {.read = nullptr, .write = count, .seek = nullptr, .close = nullptr});
+  std::setvbuf(out, nullptr, _IONBF, 0);
+  encode_documents(*open(), held.in, out, 1000);
+  std::fclose(out), std::fclose(held.in);
+  EXPECT_GE(held.written, 40001);
+  EXPECT_LE(held.most, 3000);
+}
+
 TEST_F(Gpt2, AVocabularyThatCannotSeparateDocumentsIsRefused) {
   files.vocabulary["<|other|>"] = files.vocabulary["<|endoftext|>"];
   files.vocabulary.erase("<|endoftext|>");
