@@ -8,7 +8,6 @@
 
 Needs PyTorch. bench/README.md says what is measured, and has the tables.
 """
-import argparse
 import contextlib
 import functools
 import gc
@@ -401,12 +400,12 @@ def ours(place, machine):
 def main():
   results = bench_table.RESULTS
   built = os.path.exists("build/cuda/bench_step") and os.path.exists("build/cuda/bench_attention")
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser = common.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--ours", help="folder of bench_step and bench_attention, or what make bench wrote",
                       default="build/cuda" if built else os.path.join(results, "gpu.json"))
   parser.add_argument("--out", help="[bench/results/peers_gpu.json, with --cpu peers_cpu.json]")
   parser.add_argument("--minutes", type=float, default=8, help="start no measurement of PyTorch after this time [8]")
-  parser.add_argument("--only", default="", help="only peers whose name contains this")
+  parser.add_argument("--only", type=str, default="", help="only peers whose name contains this")
   where = parser.add_mutually_exclusive_group()
   where.add_argument("--cpu", action="store_true", help="steps of two small models, on the CPU")
   where.add_argument("--tiny", action="store_true", help="try the script on the CPU, in float32")

@@ -21,8 +21,8 @@ PACKAGES = {"torch": "torch numpy", "transformers": "torch transformers numpy",
 
 
 def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  shared = argparse.ArgumentParser(add_help=False)
+  parser = common.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  shared = common.ArgumentParser(add_help=False)
   shared.add_argument("--train", default="./train", help="the program [./train]")
   shared.add_argument("--kinds", nargs="+", default=[], metavar="FILE.cuh",
                       help="files of kinds that the program was built with (make KINDS=...); transformers: these alone")
@@ -39,7 +39,7 @@ def parse_arguments():
   one.add_argument("--verbose", action="store_true", help="print the error of every gradient tensor")
   one = commands.add_parser("transformers", parents=[shared],
                             help="checkpoints, both ways, of Hugging Face transformers")
-  one.add_argument("--only", default="", metavar="TEXT", help="only models whose name contains this")
+  one.add_argument("--only", type=str, default="", metavar="TEXT", help="only models whose name contains this")
   one = commands.add_parser("lm_eval", parents=[shared], help="log-likelihoods and accuracies of lm-eval")
   one.add_argument("checkpoint", metavar="runs/NAME/step_N")
   one.add_argument("tasks", nargs="+", metavar="TASK=FILE", help="hellaswag, arc_easy, arc_challenge, piqa, sciq, "

@@ -10,11 +10,11 @@ import argparse
 
 import sections
 from section_answers import DIAGNOSTICS
-from common import run
+from common import ArgumentParser, run
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   sections.add_arguments(parser, "diagnostics.png")
   parser.add_argument("--length", type=int, metavar="T",
                       help="[the trained length, else the shortest that all runs have]")

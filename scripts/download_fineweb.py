@@ -17,7 +17,7 @@ import subprocess
 import time
 
 import shards
-from common import Failure, Progress, UserError, run
+from common import ArgumentParser, Failure, Progress, UserError, run
 
 BASE_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
 TRAIN_SHARDS = 103
@@ -148,7 +148,7 @@ class Download:
 
 
 def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--shards", type=int, default=TRAIN_SHARDS, metavar="N",
                       help="training shards, 0 to %d [%%(default)s]; the validation shard comes first" % TRAIN_SHARDS)
   parser.add_argument("--out", default="data/shards/fineweb10B", metavar="DIR", help="[%(default)s]")

@@ -7,7 +7,6 @@ Kinds that are files (attention/score.h) are drawn beside them, by their formula
 that repeat every 17 positions, so each query agrees with a few keys; kinds with a length scale see unit vectors times
 ln D ln i, the others sqrt D times the cosine. Needs numpy, matplotlib and PyTorch.
 """
-import argparse
 import os
 from types import SimpleNamespace
 
@@ -54,7 +53,7 @@ def weights(files):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser = common.ArgumentParser(description=__doc__.split("\n")[0])
   default = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../attention/kinds.png")
   parser.add_argument("files", nargs="*", metavar="my_score.cuh")
   parser.add_argument("--out", metavar="FILE.png", help="[attention/kinds.png; with files kinds.png]")

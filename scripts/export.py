@@ -6,13 +6,12 @@
 
 docs/comparing.md says what becomes a curve. Needs PyTorch with tensorboard, or tensorboardX; or wandb.
 """
-import argparse
 import glob
 import importlib
 import os
 
 import metrics
-from common import run as run_main, stop
+from common import ArgumentParser, run as run_main, stop
 
 
 def points(run):
@@ -96,7 +95,7 @@ def to_wandb(runs, project):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser = ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
   parser.add_argument("--to", required=True, choices=("tensorboard", "wandb"))
   parser.add_argument("--project", default="plusgpt", help="for wandb: the project [plusgpt]")

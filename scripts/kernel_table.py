@@ -9,7 +9,6 @@ bench/README.md says what the columns are. --sass counts some instructions of ea
 kernel for Hopper lacks one of its own; --count prints another table, of the inner loops of attention, from machine code
 alone. Without cuobjdump, pip fetches it into build/.
 """
-import argparse
 import collections
 import os
 import re
@@ -18,7 +17,7 @@ import sys
 
 import sass
 import tables
-from common import run as run_main, stop
+from common import ArgumentParser, run as run_main, stop
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -140,12 +139,12 @@ def count_table(path, arch, only):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser = ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("folder", nargs="?", default="build/cuda")
   parser.add_argument("--arch", help="only this target, as in 80 or 90a")
   parser.add_argument("--sass", action="store_true", help="count instructions too")
   parser.add_argument("--count", action="store_true", help="count what a step of each inner loop issues")
-  parser.add_argument("--only", default="", metavar="REGEX", help="with --count: only loops of this name")
+  parser.add_argument("--only", type=str, default="", metavar="REGEX", help="with --count: only loops of this name")
   arguments = parser.parse_args()
   if arguments.count:
     try:

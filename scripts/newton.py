@@ -437,10 +437,10 @@ def picture(args):
 
 
 def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = common.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   commands = parser.add_subparsers(dest="command", required=True)
   sizes = lambda what: ", ".join(f"{name}: {what(size)}" for name, size in SIZES.items())
-  made, judged_ones = (argparse.ArgumentParser(add_help=False) for _ in range(2))
+  made, judged_ones = (common.ArgumentParser(add_help=False) for _ in range(2))
   made.add_argument("--size", choices=SIZES, required=True)
   made.add_argument("--out", required=True, metavar="DIR", help="folder for the files")
   made.add_argument("--name", required=True, help="files are NAME_train_000000.bin, NAME_val_000000.bin, ...")

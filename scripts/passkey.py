@@ -18,7 +18,7 @@ import string
 import sections
 import shards
 from section_answers import PASSKEY
-from common import Failure, UserError, encode, run, whole_files
+from common import ArgumentParser, Failure, UserError, encode, run, whole_files
 from shards import NO_LABEL
 
 SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ",
@@ -115,7 +115,7 @@ def make(args):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   commands = parser.add_subparsers(dest="command", required=True)
   made = commands.add_parser("make", help="make shards")
   made.add_argument("--form", choices=["compact"], default="compact", help="of the prompts [compact]")

@@ -14,11 +14,11 @@ import sections
 from section_answers import TASKS
 from section_losses import CONTEXTS, LENGTHS, SETTINGS, UNITS
 from section_training import CURVES, SPEED, STABILITY, draw_losses
-from common import run as run_main
+from common import ArgumentParser, run as run_main
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   sections.add_arguments(parser, "loss.png")
   parser.add_argument("--brief", action="store_true", help="draw the losses only")
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")

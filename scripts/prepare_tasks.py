@@ -250,7 +250,7 @@ def write(args, task, made, path):
 
 
 def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--task", nargs="+", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
   source = parser.add_mutually_exclusive_group(required=True)
   source.add_argument("--input", nargs="+", metavar="FILE", help="files with the examples of one task")

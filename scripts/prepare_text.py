@@ -371,7 +371,7 @@ class LabelWriter(ShardWriter):
 
 
 def parse_arguments():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("files", nargs="+", metavar="FILE", help='.jsonl, .parquet or text, also .gz and .zst of them; '
                                                                '"-" is standard input')
   parser.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")

@@ -24,7 +24,7 @@ import section_sweep
 import sections
 import tables
 import variants
-from common import UserError, check_output, output_folder, run as run_main
+from common import ArgumentParser, UserError, check_output, output_folder, run as run_main
 from section_answers import DIAGNOSTICS, PASSKEY, TASKS, diagnostics_columns, passkey_columns, task_columns
 from section_losses import CONTEXTS, LENGTHS, SETTINGS
 from section_training import COST, CURVES, DEVICE, SPEED, SPEEDS, STABILITY, each, last
@@ -234,7 +234,7 @@ def write(arguments, view, swept):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
   parser.add_argument("--sweep", action="append", default=[], metavar="FILE.json",
                       help="what scripts/sweep.py --results wrote")

@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 
-from common import UserError, run
+from common import ArgumentParser, UserError, run
 from prepare_tasks import rows_of
 
 KINDS = ("rouge1", "rouge2", "rougeL")
@@ -54,7 +54,7 @@ def score(files):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   commands = parser.add_subparsers(dest="command", required=True)
   for name, what in (("prompts", "make the prompts of the data set's files"), ("score", "score answers")):
     commands.add_parser(name, help=what).add_argument("files", nargs="+", metavar="FILE")

@@ -31,7 +31,7 @@ import metrics
 import results
 import section_sweep
 import variants
-from common import UserError, check_output, die_of_interrupt, nested, read_json, rows, run as run_main
+from common import ArgumentParser, UserError, check_output, die_of_interrupt, nested, read_json, rows, run as run_main
 
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
 
@@ -399,7 +399,7 @@ def pair(kind):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("sweep", metavar="SWEEP.json", help="configs/sweeps/ has examples")
   parser.add_argument("--size", metavar="NAME", help="one of the sizes in the file")
   parser.add_argument("--config", help="in place of the file's")

@@ -112,6 +112,31 @@ static void refuse_control_characters(int argc, char** argv) {
   }
 }
 
+// The arguments, with "--flag=" as "--flag" and an empty text. CLI11 would give such a flag the next argument as its
+// value, and gives one without a value another flag: that is a user_error. valued: the flags that have a value.
+static std::vector<const char*> with_empty_values(int argc, char** argv, const std::vector<std::string>& valued,
+                                                  const std::vector<std::string>& names) {
+  auto find = [](const std::vector<std::string>& list, const std::string& word) {
+    auto found = std::find(list.begin(), list.end(), word);
+    return found == list.end() ? nullptr : found->c_str();
+  };
+  std::vector<const char*> arguments;
+  for (int i = 0; i < argc; i++) {
+    std::string here = argv[i], next = i + 1 < argc ? argv[i + 1] : "";
+    const char* emptied = here.ends_with('=') ? find(valued, here.substr(0, here.size() - 1)) : nullptr;
+    arguments.push_back(emptied ? emptied : argv[i]);
+    if (emptied) arguments.push_back("");
+    std::string flag = arguments.back();
+    if (flag != "--resume" && find(valued, flag) && find(names, next.substr(0, next.find('='))))
+      user_error("command line: %s needs a value, but is followed by %s; if that is the value, write %s=%s",
+                 flag.c_str(), next.c_str(), flag.c_str(), next.c_str());
+  }
+  for (size_t i = 1; i < arguments.size(); i++)
+    if (arguments[i - 1] == std::string("--resume") && !*arguments[i])
+      user_error("command line: --resume: the name of its folder is empty; --resume alone takes the latest checkpoint");
+  return arguments;
+}
+
 Flags parse_flags(int argc, char** argv, const std::string& version) {
   refuse_control_characters(argc, argv);
   Flags flags;
@@ -160,11 +185,15 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   app.formatter(std::make_shared<HelpFormatter>());
   app.footer([] { return "Configuration keys:\n\n" + config_help(); });
   app.allow_extras();
-  std::vector<std::string> names;
+  std::vector<std::string> names, valued;
   for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back("--" + name);
+      if (option->get_items_expected_max() > 0) valued.push_back("--" + name);
+    }
+  const std::vector<const char*> arguments = with_empty_values(argc, argv, valued, names);
   try {
-    app.parse(argc, argv);
+    app.parse(int(arguments.size()), arguments.data());
   } catch (const CLI::Success& information) {  // --help, --version
     refuse_rest(app.remaining(), flags, names);
     int code = app.exit(information);

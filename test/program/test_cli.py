@@ -156,6 +156,17 @@ class BadFlags(Workspace):
       for value in ("false", "true"):
         self.bad(f"{flag}={value}", names=[f"{flag}={value}: the flag takes no value"])
 
+    for flag in ("--dump-gradients", "--predict", "--per-token-losses", "--tasks", "--generate-file", "--lengths",
+                 "--gpus", "--set", "--resume", "--encode"):
+      self.bad(f"{flag}=", "--overwrite", names=[flag])  # which does not become the value
+      if flag != "--resume":
+        self.bad(flag, "--overwrite", names=[f"{flag} needs a value, but is followed by --overwrite; .* {flag}=--over"])
+    self.assertFalse([name for name in os.listdir(self.folder) if name.startswith("-")])
+    self.ok("--set", "train.steps=1")
+    for flag in ("--generate=", "--generate=--resume"):
+      done = self.train("runs/tiny", flag, "--set", "generate.tokens=1")
+      self.assertEqual(done.stdout.count("--resume"), flag.count("--resume"))
+
   def test_flags_that_need_or_exclude_others(self):
     self.bad("--lengths", "16", names=["--lengths", "--eval", "--passkey"])
     modes = (["--eval"], ["--passkey"], ["--tasks", "a"], ["--generate", "a"], ["--generate-file", "a"], ["--dry-run"],
