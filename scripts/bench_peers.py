@@ -467,4 +467,4 @@ def main():
 
 
 if __name__ == "__main__":
-  main()
+  common.run(main, "the comparison is not complete")

@@ -85,4 +85,4 @@ def main():
 
 
 if __name__ == "__main__":
-  main()
+  common.run(main, "no picture was drawn")

@@ -3,6 +3,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -64,6 +65,40 @@ script.main()
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         first, _, said = done.stdout.partition("\n")
         self.assertIn(first, " ".join(said.split()))
+
+
+  def test_every_script_ends_quietly_without_a_reader(self):
+    for name in sorted(os.listdir(SCRIPTS)):
+      text = self.text_of(SCRIPTS, name) if name.endswith(".py") else ""
+      if "__main__" in text:
+        self.assertRegex(text, r"\n  (common\.)?run(_main)?\(", name)  # which knows what a broken pipe means
+    for name in ("prepare_text", "sweep", "passkey"):
+      reader, writer = os.pipe()
+      os.close(reader)
+      done = subprocess.run([sys.executable, os.path.join(SCRIPTS, name + ".py"), "--help"], stdout=writer,
+                            stderr=subprocess.PIPE, timeout=60)
+      os.close(writer)
+      self.assertIn((done.returncode, done.stderr), ((0, b""), (-signal.SIGPIPE, b"")))
+
+
+class Json(Folder):
+  def test_what_users_wrote(self):
+    read = lambda text: common.read_json(self.write("a.json", text))
+    self.assertEqual(read(b'\xef\xbb\xbf{"a": [1, 2.5]}'), {"a": [1, 2.5]})
+    self.assertEqual(read("[%s]" % ("9" * 5000)), [float("inf")])
+    for text, part in (('{"a": {"b": 1, "c": 2, "b": 3}}', 'a.json is not JSON: the key "b" is given twice'),
+                       ("{}".encode("utf-16"), "a.json is UTF-16 text"), (b'"\xff"', "a.json is not JSON")):
+      with self.assertRaisesRegex(common.UserError, part):
+        read(text)
+
+  def test_empty_values_of_flags(self):
+    for command in (("plot.py", "--out="), ("report.py", "--out", ""), ("sweep.py", "a.json", "--results="),
+                    ("passkey.py", "make", "--out="), ("prepare_tasks.py", "--task", "piqa", "--input="),
+                    ("plot.py", "")):
+      done = subprocess.run([sys.executable, os.path.join(SCRIPTS, command[0]), *command[1:]], cwd=self.folder,
+                            capture_output=True, text=True)
+      self.assertEqual((done.returncode, os.listdir(self.folder)), (2, []), command)
+      self.assertIn("the value is empty; give one, or leave the flag out", done.stderr)
 
 
 class Signals(Folder):
