@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -140,16 +141,44 @@ std::vector<std::string> expand(const std::string& pattern, const std::string& k
   return paths;
 }
 
-std::vector<std::string> sorted_files(const std::vector<std::string>& patterns, const std::string& key,
-                                      const Format& kind) {
-  std::vector<std::string> paths;
-  for (const std::string& pattern : patterns)
-    for (const std::string& path : expand(pattern, key, kind))
-      paths.push_back(std::filesystem::path(path).lexically_normal().string());
-  std::sort(paths.begin(), paths.end());  // glob() sorts by locale, which would make the order depend on the machine
-  auto twice = std::adjacent_find(paths.begin(), paths.end());
-  if (twice != paths.end()) user_error("%s names %s twice; remove one of the two", key.c_str(), twice->c_str());
-  return paths;
+struct FoundFile {
+  std::string path;
+  size_t pattern;  // which one names it
+};
+
+std::vector<FoundFile> sorted_files(const std::vector<std::string>& patterns, const std::string& key,
+                                    const Format& kind) {
+  std::vector<FoundFile> files;
+  for (size_t i = 0; i < patterns.size(); i++)
+    for (const std::string& path : expand(patterns[i], key, kind))
+      files.push_back({std::filesystem::path(path).lexically_normal().string(), i});
+  // glob() sorts by locale, which would make the order depend on the machine.
+  std::ranges::sort(files, {}, &FoundFile::path);
+  auto twice = std::ranges::adjacent_find(files, {}, &FoundFile::path);
+  if (twice != files.end()) user_error("%s names %s twice; remove one of the two", key.c_str(), twice->path.c_str());
+  return files;
+}
+
+// Brings label files that are sorted by name into the order of the shards. A user_error names two files that would
+// belong together by one order and not by the other.
+void pair_with(const std::vector<Shard>& shards, std::vector<FoundFile>& labels, const char* key) {
+  std::vector<size_t> written(shards.size());  // the shards' numbers, pattern by pattern
+  std::iota(written.begin(), written.end(), size_t(0));
+  std::ranges::stable_sort(written, {}, [&](size_t i) { return shards[i].pattern; });
+  bool sorted = std::ranges::is_sorted(written) && std::ranges::is_sorted(labels, {}, &FoundFile::pattern);
+  std::ranges::stable_sort(labels, {}, &FoundFile::pattern);
+  bool as_many = shards[written.back()].pattern == labels.back().pattern;
+  std::vector<FoundFile> paired(labels.size());
+  for (size_t i = 0; i < written.size(); i++) {
+    const Shard& shard = shards[written[i]];
+    if (as_many ? shard.pattern != labels[i].pattern : !sorted)
+      user_error(
+          "%s: it is not clear whether %s has the labels of %s: the lists of shards and label files pair file by file "
+          "(or pattern by pattern, with as many files for each); write both in the same order",
+          key, labels[i].path.c_str(), shard.path.c_str());
+    paired[written[i]] = labels[i];
+  }
+  labels = paired;
 }
 
 // Opens a file of this kind and checks its header and size.
@@ -229,7 +258,7 @@ int64_t bytes_of_text(const std::string& path, int64_t tokens) {
 std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int vocab, const std::string& key) {
   if (patterns.empty()) user_error("%s names no files; give token shards (%s)", key.c_str(), make_shards);
   std::vector<Shard> shards;
-  for (const std::string& path : sorted_files(patterns, key, token_shard)) {
+  for (const auto& [path, pattern] : sorted_files(patterns, key, token_shard)) {
     shards.push_back(open_file(path, key, token_shard));
     std::vector<uint16_t> first(std::min(shards.back().tokens, TOKENS_CHECKED_AT_START));
     read_tokens(shards.back(), 0, first, vocab);
@@ -240,17 +269,19 @@ std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int voc
 void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& patterns, int vocab, int outputs,
                  const std::string& key) {
   if (patterns.empty()) return;
-  std::vector<std::string> paths = sorted_files(patterns, key, label_file);
-  if (paths.size() != shards.size())
-    user_error("%s: %zu label file%s for %zu token shard%s; give one for each, in the same order of names", key.c_str(),
-               paths.size(), paths.size() == 1 ? "" : "s", shards.size(), shards.size() == 1 ? "" : "s");
+  std::vector<FoundFile> files = sorted_files(patterns, key, label_file);
+  if (files.size() != shards.size())
+    user_error("%s: %zu label file%s for %zu token shard%s; give one for each, in the same order", key.c_str(),
+               files.size(), files.size() == 1 ? "" : "s", shards.size(), shards.size() == 1 ? "" : "s");
+  pair_with(shards, files, key.c_str());
   bool any = false;
-  for (size_t i = 0; i < paths.size(); i++) {
-    Shard labels = open_file(paths[i], key, label_file);
-    const char *k = key.c_str(), *p = paths[i].c_str();
+  for (size_t i = 0; i < files.size(); i++) {
+    Shard labels = open_file(files[i].path, key, label_file);
+    const char *k = key.c_str(), *p = files[i].path.c_str();
     if (labels.outputs == 0 && outputs > 0)
       user_error(
           "%s: %s holds tokens, but model.head.outputs = %d needs float32 values; use other labels, or "
+    shards.back().pattern = pattern;
           "model.head.outputs = 0",
           k, p, outputs);
     if (labels.outputs != outputs)
@@ -268,8 +299,8 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
     for (int64_t at = 0; at < shard.tokens && !any; at += block)
       any = read_labels(*shard.labels, at, int(std::min(block, shard.tokens - at)), nullptr, nullptr, vocab) > 0;
   if (!any)
-    user_error("%s: there is no label in %s%s; use other labels", key.c_str(), paths[0].c_str(),
-               paths.size() > 1 ? " and the others" : "");
+    user_error("%s: there is no label in %s%s; use other labels", key.c_str(), files[0].path.c_str(),
+               files.size() > 1 ? " and the others" : "");
 }
 
 std::vector<std::string> read_text_bytes(std::vector<Shard>& shards) {

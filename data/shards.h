@@ -29,6 +29,7 @@ struct Shard {
   std::shared_ptr<const File> file;          // opened once, so the file that was validated is the one that is read
   int64_t text_bytes = 0;                    // from X.json; 0: unknown
   std::shared_ptr<const Shard> labels = {};  // the label file, if it has one; `tokens` is there the number of labels
+  size_t pattern = 0;                        // the number of the pattern that names it
   int outputs = 0;                           // of a label file: K, or 0 for tokens
 };
 
@@ -37,7 +38,9 @@ struct Shard {
 // key ("data.train") is the setting's name in error texts.
 std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int vocab, const std::string& key);
 
-// Finds the label files in the same way and gives the first to the first shard, and so on; no patterns: none. vocab,
+// Finds the label files and gives one to each shard; no patterns: none. The first pattern has the labels of the first
+// pattern of open_shards(), and so on; within a pattern both are sorted by name. A user_error if this leaves in doubt
+// which belong together: other numbers of patterns are accepted only if both lists are sorted by name. vocab,
 // outputs: of the model; labels are tokens if outputs is 0, else that many values. key: "data.labels". Files without
 // any label are a user_error.
 void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& patterns, int vocab, int outputs,

@@ -162,13 +162,14 @@ def json_rows(name, stream):
 
 def rows_of(names):
   """The rows of the files, as dictionaries. The lines of .lst are the labels of the other files' rows."""
-  rows, labels = [], []
+  rows, labels, row_counts, label_counts = [], [], [], []
   for name in names:
     try:
       with open(name, "rb") as raw, unpacked(name, raw) as stream:
         kind = kind_of(name)
         if kind == ".lst":
           labels += [int(line) for line in decoded(stream.read(), name).split()]
+          label_counts.append(len(labels))
         else:
           rows += {".parquet": parquet_rows, ".csv": csv_rows}.get(kind, json_rows)(name, stream)
     except OSError as error:
@@ -178,6 +179,8 @@ def rows_of(names):
   if labels and len(labels) != len(rows):
     raise UserError("%s: %d labels for %d examples" % (" ".join(names), len(labels), len(rows)))
   return [{**row, "label": label} for row, label in zip(rows, labels)] if labels else rows
+  if len(label_counts) > 1 and label_counts != row_counts:
+    raise UserError("%s: the label files are not in the order of the files with the examples" % " ".join(names))
 
 
 def download(args, task, split):

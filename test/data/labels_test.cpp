@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <numeric>
 
 #include "data/loader.h"
@@ -61,6 +62,33 @@ TEST_F(Labels, BelongToTheInputsOfTheirPositions) {
   WindowReader plain(labelled({}), 4, 100);
   EXPECT_FALSE(plain.has_labels());
   EXPECT_EQ(plain.labels(0), 4);
+}
+
+TEST_F(Labels, PairAsTheListsAreWrittenOrAreRefused) {
+  using Names = std::vector<std::string>;
+  for (const char* name : {"news", "books", "next"}) add(name, numbers(6));
+  for (const char* name : {"1_news", "2_books", "x_books", "x_news", "1_next"}) add_labels(name, words(6, 1));
+  auto labelled = [&](const Names& names, const Names& patterns) {
+    std::vector<Shard> shards = open(names);
+    std::vector<std::string> paths;
+    for (const std::string& pattern : patterns) paths.push_back(dir / pattern);
+    open_labels(shards, paths, 100, 0, "data.val_labels");
+    return shards;
+  };
+  auto file = [](const Shard& shard) { return std::filesystem::path(shard.path).filename().string(); };
+  for (const auto& [names, patterns] : std::vector<std::pair<Names, Names>>{{{"news", "books"}, {"1_news", "2_books"}},
+                                                                            {{"books", "news"}, {"2_books", "1_news"}},
+                                                                            {{"books", "news"}, {"x_*"}},
+                                                                            {{"[bn]*s"}, {"x_books", "x_news"}},
+                                                                            {{"[bn]*s"}, {"x_*"}},
+                                                                            {{"n*", "books"}, {"1_*", "x_books"}}}) {
+    std::vector<Shard> shards = labelled(names, patterns);
+    EXPECT_TRUE(std::ranges::is_sorted(shards, {}, &Shard::path));
+    for (const Shard& shard : shards) EXPECT_EQ(file(*shard.labels).substr(2), file(shard));
+  }
+  for (const auto& [names, patterns] : std::vector<std::pair<Names, Names>>{
+           {{"news", "books"}, {"x_*"}}, {{"[bn]*s"}, {"x_news", "x_books"}}, {{"n*", "books"}, {"1_news", "x_*"}}})
+    expect_user_error([&] { labelled(names, patterns); }, {"data.val_labels", "it is not clear whether", "same order"});
 }
 
 TEST_F(Labels, OfSeveralValues) {

@@ -155,6 +155,9 @@ class PrepareTasks(ScriptTest):
     self.prepare("piqa", "--input", self.write("valid.jsonl", lines(*rows)),
                  self.write("valid-labels.lst", "0\n1\n0\n"))
     self.assertEqual([gold for _, _, gold, _ in self.texts("piqa")[1]], [0, 1, 0])
+    two = self.write("a.jsonl", lines(PIQA)), self.write("b.jsonl", lines(PIQA, PIQA))
+    self.prepare("piqa", "--input", *two, self.write("b.lst", "0\n1\n"), self.write("a.lst", "1\n"), code=2)
+    self.assert_error("not in the order of the files with the examples")
     self.prepare("piqa", "--input", self.path("valid.jsonl"), self.write("short.lst", "0\n1\n"), code=2)
     self.assert_error("2 labels for 3 examples")
 
