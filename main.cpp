@@ -90,8 +90,7 @@ class Program {
   DeviceInfo device_;
   Data data_;
   std::vector<Evaluation> evaluations_;
-  std::unique_ptr<Tokenizer> prompt_tokenizer_;  // of --generate-file
-  std::vector<FilePrompt> prompts_;
+  std::vector<FilePrompt> prompts_;        // of --generate-file
   std::unique_ptr<WindowReader> windows_;  // of data.train
   // of agree_on_beginning():
   std::unique_ptr<Comm> several_;
@@ -149,24 +148,20 @@ void Program::check_settings() {
   if (flags_.generates() || (mode_.whole_run && config_.generate.every > 0))  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_,
                   config_.generate.prompt);
-  if (is(Mode::train) && ranks_.rank == 0) {
-    carried_ = tokenizer_files(config_);
-    carried_.merge(texts_of_kinds(config_));
-  }
+  if (is(Mode::train) && ranks_.rank == 0) carried_ = texts_of_kinds(config_);
 }
 
 // The device and the data.
 void Program::open_inputs() {
   device_ = prepare_device(config_, ranks_, flags_.remeasure);
-  data_ = open_data(flags_, config_, evaluates_);
-  for (const std::string& warning : read_text_bytes(data_.val))
+  data_ = open_data(flags_, config_, evaluates_, ranks_.rank);
+  for (const std::string& warning : data_.warnings)
     if (ranks_.rank == 0) warn("%s", warning.c_str());
+  if (is(Mode::train) && ranks_.rank == 0 && data_.tokenizer)
+    carried_.merge(tokenizer_files(config_, *data_.tokenizer));
   if (is(Mode::tasks) || (mode_.whole_run && config_.task.every > 0)) data_.benchmarks = open_benchmarks(config_);
   evaluations_ = open_evaluations(flags_, config_, data_, evaluates_, ranks_.rank);
-  if (is(Mode::generate_file)) {
-    prompt_tokenizer_ = open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir);
-    prompts_ = read_prompts(flags_.value, *prompt_tokenizer_, config_);
-  }
+  if (is(Mode::generate_file)) prompts_ = read_prompts(flags_.value, *data_.tokenizer, config_);
   if (mode_.writes_file) check_output(mode_.flag, flags_.value, data_);
   std::printf("%s, %s, %s, %s parameters\n", device_.name.c_str(), precision_names[int(config_.precision)],
               attention_text(config_).c_str(), count_text(double(parameter_count(config_))).c_str());
@@ -185,6 +180,7 @@ void Program::agree_on_beginning() {
     user_error("config: optimizer.schedule_start = %ld needs --resume from that step; use 0%s",
                config_.optimizer.schedule_start, source_tag(source_of(config_, {"optimizer.schedule_start"})).c_str());
   if (comm().first() && evaluates_) report_validation(config_, data_, from ? from->state.train : data_.train_files);
+  if (comm().first()) report_tokenizers(config_, data_, from ? from->state.tokenizer : Vocabulary());
   if (from && training_) check_same_run(*from, config_, data_.train_files, data_.val_files);
   if (from && !training_) check_same_model(*from, config_, beginning_.run);
   if (several_ && !on_cpu) device_ = device_info();  // NCCL has taken some memory
@@ -220,7 +216,7 @@ void Program::make_model() {
 }
 
 void Program::run_mode() {
-  if (is(Mode::generate_file)) return generate_file(*model_, *prompt_tokenizer_, prompts_, answers_);
+  if (is(Mode::generate_file)) return generate_file(*model_, *data_.tokenizer, prompts_, answers_);
   if (is(Mode::generate)) return generate_text(*model_);
   agree_on_products(*model_, evaluations_, training_);
   if (is(Mode::predict)) return predict(*model_, data_.val, flags_.value);
@@ -306,6 +302,7 @@ void Program::train_run(Loader& loader) {
   state.val = data_.val_files;
   state.config = config_;
   state.others = carried_;
+  if (data_.vocabulary().known()) state.tokenizer = data_.vocabulary();
   MetricsLog metrics = begun_metrics(run_dir.get());
   train(*model_, device_, loader, evaluations_, run_dir.get(), state, metrics);
 }

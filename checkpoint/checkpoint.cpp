@@ -64,7 +64,9 @@ std::string state_text(const RunState& state, const ordered_json& files) {
         {"windows", state.windows},
         {"epoch", state.next_window / state.windows},
         {"train", data_json(state.train)},
-        {"val", data_json(state.val)}}},
+        {"val", data_json(state.val)},
+        {"tokenizer",
+         {{"name", state.tokenizer.name}, {"tokens", state.tokenizer.tokens}, {"crc32", state.tokenizer.crc32}}}}},
       {"spikes",
        {{"skipped", state.spikes.skipped}, {"loss", state.spikes.loss}, {"grad_norm", state.spikes.grad_norm}}},
       {"matmul_choices", state.matmul_choices},
@@ -123,6 +125,14 @@ std::vector<DataFile> data_files(const json& object, const char* key) {
   return files;
 }
 
+Vocabulary vocabulary_of(const json& object) {
+  Vocabulary made_by;
+  made_by.name = member(object, "name", &json::is_string).get<std::string>();
+  made_by.crc32 = member(object, "crc32", &json::is_string).get<std::string>();
+  made_by.tokens = int(natural(object, "tokens"));
+  return made_by;
+}
+
 std::vector<double> numbers(const json& object, const char* key) {
   const json& list = member(object, key, &json::is_array);
   if (list.size() > SpikeHistory::WINDOW ||
@@ -147,6 +157,7 @@ RunState parsed_state(const json& root, const std::string& path) {
   state.windows = natural(data, "windows");
   state.train = data_files(data, "train");
   state.val = data_files(data, "val");
+  if (data.contains("tokenizer")) state.tokenizer = vocabulary_of(member(data, "tokenizer", &json::is_object));
   state.spikes.loss = numbers(spikes, "loss");  // one by one: if one of a list throws, g++ 11 leaks those before it
   state.spikes.grad_norm = numbers(spikes, "grad_norm");
   state.spikes.skipped = natural(spikes, "skipped");

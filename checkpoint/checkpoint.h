@@ -3,7 +3,7 @@
 //   optimizer.safetensors  AdamW's moments: m.NAME and v.NAME, shapes as in model.safetensors
 //   config.json            describes the model to Hugging Face transformers
 //   modeling_plusgpt.py    the model in Python, if transformers does not know it
-//   vocab.json, merges.txt, tokenizer_config.json   the tokenizer, if generate.tokenizer_dir names it
+//   vocab.json, merges.txt, tokenizer.json, tokenizer_config.json   the tokenizer, if generate.tokenizer_dir names it
 //   state.json             RunState, then size and XXH64 of these files, and last the XXH64 of everything before it
 // No random generator has a state to save: the initial weights are a function of the seed, the data order of (seed,
 // epoch), samples of the seed. So the step and the position in the data are enough.
@@ -47,6 +47,7 @@ struct RunState {
   int64_t next_window = 0;           // position in the data order, counted over all epochs
   int64_t windows = 0;               // in one epoch
   std::vector<DataFile> train, val;  // val is empty if the run does not evaluate
+  Vocabulary tokenizer;              // of `train`, as far as it is known, without end_of_text
   SpikeHistory spikes;
   std::string matmul_choices;                 // the measured algorithms, which a resumed run must use again
   std::string products;                       // matmul_library() of the program that wrote it; "" if unknown

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "data/gpt2_bpe.h"
 
 // The name without Hugging Face's prefix; "" if it does not name a parameter.
@@ -117,38 +118,71 @@ std::map<std::string, std::string> texts_of_kinds(const Config& config) {
   return texts;
 }
 
-std::map<std::string, std::string> tokenizer_files(const Config& config) {
+std::unique_ptr<Tokenizer> tokenizer_to_carry(const Config& config, bool warns) {
   const std::string& dir = config.generate.tokenizer_dir;
-  if (config.generate.tokenizer != TokenizerKind::gpt2 || dir.empty()) return {};
-  std::string problem;
-  if (!is_folder(dir)) {
-    problem = "is not a folder";
-  } else if (Gpt2Tokenizer tokenizer(dir); tokenizer.vocab() > config.model.vocab || tokenizer.end_of_text() < 0) {
-    problem = format("has %d tokens%s, but model.vocab is %d", tokenizer.vocab(),
-                     tokenizer.end_of_text() < 0 ? ", without <|endoftext|>" : "", config.model.vocab);
+  if (config.generate.tokenizer != TokenizerKind::gpt2 || dir.empty()) return nullptr;
+  std::string problem = "is not a folder";
+  if (is_folder(dir)) {
+    auto tokenizer = open_tokenizer(TokenizerKind::gpt2, dir);
+    bool separates = tokenizer->end_of_text() >= 0;
+    if (tokenizer->vocab() <= config.model.vocab && separates) return tokenizer;
+    problem = format("has %d tokens%s, but model.vocab is %d", tokenizer->vocab(),
+                     separates ? "" : ", without <|endoftext|>", config.model.vocab);
   }
-  if (!problem.empty()) {
+  if (warns)
     warn("checkpoints will hold no tokenizer: generate.tokenizer_dir = \"%s\" %s", dir.c_str(), problem.c_str());
-    return {};
+  return nullptr;
+}
+
+// The tokenizer in the form of the package tokenizers, which newer versions of transformers look for first.
+static std::string tokenizer_json(const std::string& vocabulary, const std::string& merges, int end_of_text) {
+  using nlohmann::ordered_json;
+  ordered_json pairs = ordered_json::array();
+  for (const std::string& line : split(merges, '\n')) {
+    std::string pair = line.substr(0, line.find('\r'));
+    if (!pair.empty() && !(pairs.empty() && pair.starts_with("#version"))) pairs.push_back(pair);
   }
+  const ordered_json special = {
+      {"id", end_of_text}, {"content", "<|endoftext|>"}, {"single_word", false}, {"lstrip", false},
+      {"rstrip", false},   {"normalized", false},        {"special", true}};
+  const ordered_json bytes = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  const ordered_json model = {{"type", "BPE"},
+                              {"dropout", nullptr},
+                              {"unk_token", nullptr},
+                              {"continuing_subword_prefix", nullptr},
+                              {"end_of_word_suffix", nullptr},
+                              {"fuse_unk", false},
+                              {"byte_fallback", false},
+                              {"vocab", ordered_json::parse(vocabulary)},
+                              {"merges", pairs}};
+  return ordered_json{{"version", "1.0"},          {"truncation", nullptr}, {"padding", nullptr},
+                      {"added_tokens", {special}}, {"normalizer", nullptr}, {"pre_tokenizer", bytes},
+                      {"post_processor", bytes},   {"decoder", bytes},      {"model", model}}
+             .dump(1) +
+         "\n";
+}
+
+std::map<std::string, std::string> tokenizer_files(const Config& config, const Tokenizer& tokenizer) {
   const nlohmann::ordered_json about = {{"tokenizer_class", "GPT2Tokenizer"},
                                         {"bos_token", "<|endoftext|>"},
                                         {"eos_token", "<|endoftext|>"},
                                         {"unk_token", "<|endoftext|>"},
                                         {"add_prefix_space", false}};
-  const auto [vocabulary, merges] = gpt2_files(dir);
+  if (config.generate.tokenizer != TokenizerKind::gpt2) return {};
+  const Gpt2Files paths = gpt2_files(config.generate.tokenizer_dir);
   auto content = [](const std::string& path) { return read_utf8_file(path, "tokenizer", size_t(1) << 28); };
-  return {{"vocab.json", content(vocabulary)},
-          {"merges.txt", content(merges)},
+  std::string vocabulary = content(paths.vocabulary), merges = content(paths.merges);
+  return {{"vocab.json", vocabulary},
+          {"merges.txt", merges},
+          {"tokenizer.json", tokenizer_json(vocabulary, merges, tokenizer.end_of_text())},
           {"tokenizer_config.json", about.dump(2) + "\n"}};
 }
 
 std::string model_config_json(const Config& config) {
   using nlohmann::ordered_json;
   const Config::Model& m = config.model;
-  constexpr int END_OF_TEXT = 50256;  // of GPT-2's vocabulary, which begins and ends texts; of others nothing is known
-  bool gpt2 = config.generate.tokenizer == TokenizerKind::gpt2 && vocabulary_fits(END_OF_TEXT + 1, m.vocab);
-  ordered_json end_of_text = gpt2 ? ordered_json(END_OF_TEXT) : ordered_json(), root;
+  ordered_json end_of_text = config.end_of_text >= 0 ? ordered_json(config.end_of_text) : ordered_json(), root;
   if (is_gpt2(config)) {
     root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};
   } else {

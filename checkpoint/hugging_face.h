@@ -4,6 +4,7 @@
 #pragma once
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
 
 // config.json of a folder with model.safetensors. If the network is exactly GPT-2's (softmax, learned positions, D =
 // C/H), transformers' GPT2LMHeadModel reads it; any other has model_type "plusgpt" and names the classes in
-// MODELLING_FILE. Its key "plusgpt" holds our own settings.
+// MODELLING_FILE. Its key "plusgpt" holds our own settings. The text begins and ends with config.end_of_text, if any.
 std::string model_config_json(const Config& config);
 
 // Warnings if the config.json beside `init`'s weights describes another computation with the same tensor shapes:
@@ -35,7 +36,9 @@ std::string modelling_code(const Config& config);
 // modelling_code() can carry.
 std::map<std::string, std::string> texts_of_kinds(const Config& config);
 
-// The tokenizer of GPT-2 tokens as transformers' AutoTokenizer reads it: the content of vocab.json, merges.txt and
-// tokenizer_config.json, by name, from generate.tokenizer_dir. None if the configuration names no such folder; none,
-// with a warning, if it does not exist or is of another vocabulary than the model's. A damaged one is a user_error.
-std::map<std::string, std::string> tokenizer_files(const Config& config);
+// The tokenizer that generate.tokenizer_dir names. None if the configuration names no such folder; none, with a warning
+// if `warns`, if it does not exist or has no <|endoftext|> or more tokens than the model. A damaged one: a user_error.
+std::unique_ptr<Tokenizer> tokenizer_to_carry(const Config& config, bool warns);
+// That tokenizer as transformers' AutoTokenizer reads it: the content of vocab.json, merges.txt, tokenizer.json and
+// tokenizer_config.json, by name.
+std::map<std::string, std::string> tokenizer_files(const Config& config, const Tokenizer& tokenizer);

@@ -64,9 +64,9 @@ std::string find_file(const std::string& dir, const char* name, const char* othe
     if (is_there(path)) return path;
   }
   user_error(
-      "the tokenizer's folder \"%s\" has neither %s nor %s; it must hold GPT-2's vocabulary: vocab.json or "
-      "encoder.json, and merges.txt or vocab.bpe (published with the GPT-2 models); generate.tokenizer_dir or "
-      "--encode names it",
+      "the tokenizer's folder \"%s\" has neither %s nor %s; it must hold the files of the tokenizer that made the "
+      "training data: vocab.json or encoder.json, and merges.txt or vocab.bpe (docs/data.md says where GPT-2's are); "
+      "generate.tokenizer_dir or --encode names it",
       dir.c_str(), name, other);
 }
 
@@ -121,13 +121,27 @@ Gpt2Files gpt2_files(const std::string& dir) {
 Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir) {
   if (dir.empty())
     user_error(
-        "generate.tokenizer_dir is empty; with generate.tokenizer = \"gpt2\" it names a folder with GPT-2's "
-        "vocabulary: vocab.json or encoder.json, and merges.txt or vocab.bpe");
+        "generate.tokenizer_dir is empty; with generate.tokenizer = \"gpt2\" it names the folder with the files of the "
+        "tokenizer that made the training data, GPT-2's or another byte-level BPE: vocab.json or encoder.json, and "
+        "merges.txt or vocab.bpe");
   const auto [vocabulary, merges] = gpt2_files(dir);
   load_merges(merges, vocabulary, load_vocabulary(vocabulary));
 }
 
 static std::string quoted(const std::string& token) { return shortened(json_quote(token)); }
+
+// As Python's zlib.crc32(): scripts/common.py computes it too.
+void Gpt2Tokenizer::add_to_checksum(std::string_view line) {
+  auto add = [&](unsigned char byte) {
+    crc32_ = ~crc32_ ^ byte;
+    for (int bit = 0; bit < 8; bit++) crc32_ = crc32_ >> 1 ^ (crc32_ & 1 ? 0xedb88320 : 0);
+    crc32_ = ~crc32_;
+  };
+  for (char byte : line) add(static_cast<unsigned char>(byte));
+  add('\n');
+}
+
+Vocabulary Gpt2Tokenizer::vocabulary() const { return {"gpt2", vocab(), format("%08x", crc32_), end_of_text_}; }
 
 Gpt2Tokenizer::Ids Gpt2Tokenizer::load_vocabulary(const std::string& path) {
   const char* p = path.c_str();
@@ -146,7 +160,10 @@ Gpt2Tokenizer::Ids Gpt2Tokenizer::load_vocabulary(const std::string& path) {
                  quoted(text).c_str(), number);
     written[number] = &entry->first;
   }
-  for (const std::string* text : written) bytes_of_.push_back(alphabet().bytes(*text));
+  for (const std::string* text : written) {
+    bytes_of_.push_back(alphabet().bytes(*text));
+    add_to_checksum(*text);
+  }
   for (int byte = 0; byte < 256; byte++) {
     auto found = ids.find(alphabet().of_byte[byte]);
     if (found == ids.end())
@@ -181,6 +198,7 @@ void Gpt2Tokenizer::load_merges(const std::string& path, const std::string& voca
       tokens[i++] = found->second;
     }
     made[tokens[2]] = true;
+    add_to_checksum(line);
     merges_.try_emplace(pair_key(tokens[0], tokens[1]), Merge{int(merges_.size()), tokens[2]});
   }
   // A truncated list of merges would still work, but give other tokens, so every token must be a byte, the result of a

@@ -1,4 +1,4 @@
-// GPT-2's byte-level BPE over the published vocabulary files; tokenizer.h has the contract.
+// GPT-2's byte-level BPE over vocabulary files as those that are published with GPT-2; tokenizer.h has the contract.
 // Text is cut into pieces (words with their leading space, numbers, punctuation, white space). The bytes of a piece are
 // merged pair by pair: each time the pair that comes first in the list of merges, all its occurrences from left to
 // right.
@@ -20,12 +20,14 @@ class Gpt2Tokenizer : public Tokenizer {
   std::string decode(const std::vector<int>& tokens) const override;
   int vocab() const override { return int(bytes_of_.size()); }
   int end_of_text() const override { return end_of_text_; }
+  Vocabulary vocabulary() const override;
 
  private:
   struct Merge {
     int rank, token;
   };
   using Ids = std::unordered_map<std::string, int>;
+  void add_to_checksum(std::string_view line);
   Ids load_vocabulary(const std::string& path);
   void load_merges(const std::string& path, const std::string& vocabulary_path, const Ids& ids);
   void merge_piece(std::string_view piece, std::vector<int>& out /* += */) const;
@@ -34,6 +36,7 @@ class Gpt2Tokenizer : public Tokenizer {
   int token_of_byte_[256];
   std::unordered_map<uint64_t, Merge> merges_;  // (left token << 32 | right token)
   int end_of_text_ = -1;
+  uint32_t crc32_ = 0;  // of the tokens by number and then the merges, a line each, however the files write them
 };
 
 // The paths of the vocabulary and the merges in a folder, under either name; a user_error if one is missing.

@@ -27,6 +27,7 @@ constexpr int64_t HEADER_BYTES = 256 * sizeof(int32_t);
 constexpr int64_t TOKENS_CHECKED_AT_START = 1024;
 constexpr uint16_t NO_LABEL = 65535;
 constexpr int32_t MOST_COLUMNS = 1024;
+constexpr size_t LARGEST_DESCRIPTION = 1 << 16;  // bytes of X.json
 
 const char* const make_shards =
     "scripts/prepare_text.py makes shards from text, scripts/download_fineweb.py fetches FineWeb's";
@@ -235,10 +236,21 @@ Shard open_file(const std::string& path, const std::string& key, const Format& k
   return shard;
 }
 
-// The "bytes" of X.json; a runtime_error says what is wrong with the file.
-int64_t bytes_of_text(const std::string& path, int64_t tokens) {
+// Whether this text may be an X.json, perhaps a damaged one, and no other JSON that has a shard's name by chance.
+bool is_description(const std::string& text, const std::string& path) {
+  try {
+    nlohmann::json root = parse_json(text, "bytes of text", path);
+    return root.is_object() && (root.contains("tokens") || root.contains("bytes"));
+  } catch (const UserError&) {
+    return std::string_view("{\"tokens\"").starts_with(std::string_view(text).substr(0, 9));
+  }
+}
+
+// Takes bytes and vocabulary from the text of an X.json; a user_error says what is wrong with it.
+void describe(Shard& shard, const std::string& text, const std::string& path) {
   const char* what = "bytes of text";
-  nlohmann::json root = parse_json(read_utf8_file(path, what, 1 << 16), what, path);
+  nlohmann::json root = parse_json(text, what, path);
+  int64_t tokens = shard.tokens;
   auto integer = [&](const char* key) {
     if (!root.contains(key) || !root[key].is_number_unsigned() || root[key].get<uint64_t>() > uint64_t(INT64_MAX))
       user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());
@@ -250,7 +262,15 @@ int64_t bytes_of_text(const std::string& path, int64_t tokens) {
   if (integer("bytes") < 1 || integer("bytes") > most)
     user_error("%s: \"bytes\" is %ld, but must be 1 to %ld for %ld tokens  [%s]", what, integer("bytes"), most, tokens,
                path.c_str());
-  return integer("bytes");
+  Vocabulary made_by;
+  if (root.contains("tokenizer") && root["tokenizer"].is_string()) made_by.name = root["tokenizer"];
+  if (root.contains("crc32") && root["crc32"].is_string()) made_by.crc32 = root["crc32"];
+  int64_t vocab = root.contains("vocab") ? integer("vocab") : made_by.name == "bytes" ? 256 : 0;
+  if (vocab <= 1 << 16) made_by.tokens = int(vocab);
+  if (root.contains("end_of_text") && !root["end_of_text"].is_null() && integer("end_of_text") < vocab)
+    made_by.end_of_text = int(integer("end_of_text"));
+  shard.text_bytes = integer("bytes");
+  shard.vocabulary = made_by;
 }
 
 }  // namespace
@@ -260,6 +280,7 @@ std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int voc
   std::vector<Shard> shards;
   for (const auto& [path, pattern] : sorted_files(patterns, key, token_shard)) {
     shards.push_back(open_file(path, key, token_shard));
+    shards.back().pattern = pattern;
     std::vector<uint16_t> first(std::min(shards.back().tokens, TOKENS_CHECKED_AT_START));
     read_tokens(shards.back(), 0, first, vocab);
   }
@@ -281,7 +302,6 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
     if (labels.outputs == 0 && outputs > 0)
       user_error(
           "%s: %s holds tokens, but model.head.outputs = %d needs float32 values; use other labels, or "
-    shards.back().pattern = pattern;
           "model.head.outputs = 0",
           k, p, outputs);
     if (labels.outputs != outputs)
@@ -303,15 +323,18 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
                files.size() > 1 ? " and the others" : "");
 }
 
-std::vector<std::string> read_text_bytes(std::vector<Shard>& shards) {
+std::vector<std::string> read_descriptions(std::vector<Shard>& shards) {
   std::vector<std::string> warnings;
   for (Shard& shard : shards) {
     std::string path = std::filesystem::path(shard.path).replace_extension(".json").string();
     if (path == shard.path || !is_there(path)) continue;
+    std::error_code error;
+    if (std::filesystem::file_size(path, error) > LARGEST_DESCRIPTION && !error) continue;
     try {
-      shard.text_bytes = bytes_of_text(path, shard.tokens);
-    } catch (const std::runtime_error& error) {
-      warnings.push_back(std::string("bits per byte is unknown; make the shard again: ") + error.what());
+      std::string text = read_utf8_file(path, "bytes of text", LARGEST_DESCRIPTION);
+      if (is_description(text, path)) describe(shard, text, path);
+    } catch (const std::runtime_error& problem) {
+      warnings.push_back(std::string("bits per byte is unknown; make the shard again: ") + problem.what());
     }
   }
   return warnings;

@@ -6,8 +6,9 @@
 // every shard also at the start, so that a wrong vocabulary shows at once.
 // Window w of a shard has its tokens [wT, wT + T) as inputs and [wT + 1, wT + T + 1) as targets. Windows never cross a
 // shard's end and are numbered through the shards in order. A shard may be too short for a window if another has one.
-// Beside a shard X.bin there may be X.json, {"tokens": N, "bytes": M, ...}: the shard's tokens, and the bytes of text
-// from which they were made.
+// Beside a shard X.bin there may be X.json, {"tokens": N, "bytes": M, "tokenizer": NAME, "vocab": V, "end_of_text": E,
+// "crc32": C}: the shard's tokens, the bytes of text from which they were made, and by which tokenizer (Vocabulary);
+// the last three may be missing. Other JSON of that name is left alone.
 // A label file says what the positions of one shard are to predict instead of the next token: a header of 256 int32
 // ([0] = 20261101, [1] = 1, [2] = number of labels, that of the shard's tokens, [3] = type, [4] = columns K), then a
 // label for each token, which belongs to the position whose input that token is. Type 1: uint16 tokens, K = 1, 65535
@@ -21,15 +22,17 @@
 #include <vector>
 
 #include "base/file.h"
+#include "data/tokenizer.h"
 
 struct Shard {
   std::string path;
   std::string key;  // of the setting that names it, for errors
   int64_t tokens = 0;
   std::shared_ptr<const File> file;          // opened once, so the file that was validated is the one that is read
-  int64_t text_bytes = 0;                    // from X.json; 0: unknown
-  std::shared_ptr<const Shard> labels = {};  // the label file, if it has one; `tokens` is there the number of labels
   size_t pattern = 0;                        // the number of the pattern that names it
+  int64_t text_bytes = 0;                    // from X.json; 0: unknown
+  Vocabulary vocabulary = {};                // from X.json
+  std::shared_ptr<const Shard> labels = {};  // the label file, if it has one; `tokens` is there the number of labels
   int outputs = 0;                           // of a label file: K, or 0 for tokens
 };
 
@@ -46,8 +49,9 @@ std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int voc
 void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& patterns, int vocab, int outputs,
                  const std::string& key);
 
-// Sets text_bytes of each shard that has an X.json. Returns a warning for each of these files that cannot be used.
-std::vector<std::string> read_text_bytes(std::vector<Shard>& shards);
+// Sets text_bytes and vocabulary of each shard that has an X.json. Returns a warning for each of these files that
+// cannot be used.
+std::vector<std::string> read_descriptions(std::vector<Shard>& shards);
 
 // Reads the tokens and labels of all shards in order, in blocks. A user_error names file, position and value of the
 // first one that is not allowed. proceed(tokens read so far) is called before each block; if it returns false, the

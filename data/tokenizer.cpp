@@ -1,5 +1,7 @@
 #include "data/tokenizer.h"
 
+#include "base/error.h"
+#include "base/text.h"
 #include "base/utf8.h"
 #include "data/gpt2_bpe.h"
 
@@ -25,6 +27,20 @@ class ByteTokenizer : public Tokenizer {
 };
 
 }  // namespace
+
+bool Vocabulary::differs(const Vocabulary& other) const {
+  if (!known() || !other.known()) return false;
+  if (tokens > 0 && other.tokens > 0 && tokens != other.tokens) return true;
+  if (!crc32.empty() && !other.crc32.empty()) return crc32 != other.crc32;
+  return name != other.name && !name.ends_with("/" + other.name) && !other.name.ends_with("/" + name);  // older: a path
+}
+
+std::string Vocabulary::text() const {
+  std::string said = shortened(name);
+  if (tokens > 0) said += format(", %d tokens", tokens);
+  if (!crc32.empty()) said += ", CRC-32 " + shortened(crc32);
+  return said;
+}
 
 std::unique_ptr<Tokenizer> open_tokenizer(TokenizerKind kind, const std::string& dir) {
   if (kind == TokenizerKind::bytes) return std::make_unique<ByteTokenizer>();

@@ -13,8 +13,6 @@ using nlohmann::ordered_json;
 
 // ---- the windows
 
-constexpr int DOCUMENT = 50256;  // GPT-2's separator, which each document of a shard begins with
-
 // Windows of `length` tokens, at most as many as diagnostics.tokens holds.
 class Sequences {
  public:
@@ -25,8 +23,8 @@ class Sequences {
         count_(std::min(config.diagnostics.tokens / length, reader_.windows())) {
     if (!documents_) return;
     int64_t most = config.diagnostics.tokens / length, end = reader_.windows() - length + 1;
-    for (int64_t at = 0; at < end && int64_t(starts_.size()) < most && config.model.vocab > DOCUMENT;) {
-      bool starts = token(at) == DOCUMENT && reader_.shard_of(at) == reader_.shard_of(at + length - 1);
+    for (int64_t at = 0; at < end && int64_t(starts_.size()) < most && config.end_of_text >= 0;) {
+      bool starts = token(at) == config.end_of_text && reader_.shard_of(at) == reader_.shard_of(at + length - 1);
       if (starts) starts_.push_back(at);
       at += starts ? length : 1;
     }
@@ -61,9 +59,13 @@ int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards
   int64_t count = Sequences(config, shards, length).count();
   if (count == 0)
     user_error(
-        "config: diagnostics.start = document, but data.val has no %d tokens in a row that begin with %d, GPT-2's "
-        "separator of documents; use diagnostics.start=any, or a shorter length%s",
-        length, DOCUMENT, source_tag(source_of(config, {"diagnostics.start"})).c_str());
+        "config: diagnostics.start = document, but data.val has no %d tokens in a row that begin with the token "
+        "between "
+        "documents, %s; use diagnostics.start=any, or a shorter length%s",
+        length,
+        config.end_of_text < 0 ? "which is not known (GPT-2's is 50256; generate.tokenizer_dir tells another one's)"
+                               : std::to_string(config.end_of_text).c_str(),
+        source_tag(source_of(config, {"diagnostics.start"})).c_str());
   return count;
 }
 

@@ -9,7 +9,7 @@
 //   sink rate   percentage of (window, layer, head) in which the mean of p_i1 over the first 64 rows is above 0.3
 //   M-Act       mean over the layers of the largest |x|, x the residual stream that leaves a layer
 // Windows of L tokens do not overlap. With diagnostics.start = any they are those of an evaluation; with document each
-// begins at a token 50256. Memory is linear in L. Ranks take batches of windows in turn, and all get the result.
+// begins at a config.end_of_text. Memory is linear in L. Ranks take batches of windows in turn, and all get the result.
 #pragma once
 #include <vector>
 

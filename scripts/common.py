@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
 
 def stop(message, code=2):
@@ -236,6 +237,20 @@ def whole_files(folder, pattern, overwrite, what="files of this name, or another
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     finally:
       shutil.rmtree(temporary, ignore_errors=True)
+
+
+def gpt2_vocabulary(directory):
+  """{token: number} of a folder with a tokenizer in GPT-2's files, and what X.json says of it (data/tokenizer.h). The
+  folder is one that ./train accepts."""
+  vocabulary, merges = (next(filter(os.path.exists, (os.path.join(directory, name) for name in names)))
+                        for names in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")))
+  numbers = read_json(vocabulary)
+  with open(merges, "rb") as file:
+    lines = [line.rstrip(b"\r") for line in file.read().removeprefix(codecs.BOM_UTF8).split(b"\n")]
+  lines = lines[lines[0].startswith(b"#version"):]
+  content = [token.encode() for token in sorted(numbers, key=numbers.get)] + [line for line in lines if line]
+  return numbers, {"tokenizer": "gpt2", "vocab": len(numbers), "end_of_text": numbers.get("<|endoftext|>"),
+                   "crc32": "%08x" % zlib.crc32(b"".join(line + b"\n" for line in content))}
 
 
 def encode(args, texts):

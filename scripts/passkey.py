@@ -18,7 +18,7 @@ import string
 import sections
 import shards
 from section_answers import PASSKEY
-from common import ArgumentParser, Failure, UserError, encode, run, whole_files
+from common import ArgumentParser, Failure, UserError, encode, gpt2_vocabulary, run, whole_files
 from shards import NO_LABEL
 
 SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ",
@@ -110,7 +110,8 @@ def make(args):
   print('%s\nfor the configuration: "data": %s, "model": {"context": %d, "vocab": %d}, "generate": %s, '
         '"passkey": {"form": "%s"}\n'
         'then: ./train CONFIG.json; ./train runs/NAME --passkey; python3 scripts/passkey.py picture runs/NAME' % (
-            "\n".join(data.values()), json.dumps(data), args.length, 256 if args.tokenizer == "bytes" else 50257,
+            "\n".join(data.values()), json.dumps(data), args.length,
+            256 if args.tokenizer == "bytes" else len(gpt2_vocabulary(args.tokenizer_dir)[0]),
             json.dumps(tokenizer), args.form))
 
 
@@ -122,7 +123,7 @@ def main():
   made.add_argument("--length", type=int, required=True, metavar="T", help="tokens of a sample: model.context")
   made.add_argument("--samples", type=int, required=True, metavar="N", help="samples for training")
   made.add_argument("--tokenizer", choices=["bytes", "gpt2"], default="bytes")
-  made.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
+  made.add_argument("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
   made.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
   made.add_argument("--repeats", type=float, default=0.5, metavar="F", help="share of repeat samples, 0 to 1 [0.5]")
   made.add_argument("--labels", action="store_true", help="also write label files")

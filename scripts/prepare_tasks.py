@@ -172,15 +172,16 @@ def rows_of(names):
           label_counts.append(len(labels))
         else:
           rows += {".parquet": parquet_rows, ".csv": csv_rows}.get(kind, json_rows)(name, stream)
+          row_counts.append(len(rows))
     except OSError as error:
       raise UserError("%s cannot be read: %s" % (name, error.strerror))
     except (ValueError, RecursionError, csv.Error) as error:
       raise UserError("%s is damaged, or not what its name says: %s" % (name, error))
   if labels and len(labels) != len(rows):
     raise UserError("%s: %d labels for %d examples" % (" ".join(names), len(labels), len(rows)))
-  return [{**row, "label": label} for row, label in zip(rows, labels)] if labels else rows
   if len(label_counts) > 1 and label_counts != row_counts:
     raise UserError("%s: the label files are not in the order of the files with the examples" % " ".join(names))
+  return [{**row, "label": label} for row, label in zip(rows, labels)] if labels else rows
 
 
 def download(args, task, split):
@@ -263,7 +264,7 @@ def parse_arguments():
                       help="mmlu: solved examples before each question [0]")
   parser.add_argument("--base-url", default=HUB, metavar="URL", help="server of --download [%(default)s]")
   parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2")
-  parser.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
+  parser.add_argument("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
   parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
   parser.add_argument("--out", default="data/tasks", metavar="DIR", help="[%(default)s]")
   parser.add_argument("--overwrite", action="store_true", help="replace files of the same name")

@@ -22,9 +22,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 
 import shards
-from common import ArgumentParser, Failure, Progress, UserError, decoded, parse_json, read_json, run, whole_files
+from common import (ArgumentParser, Failure, Progress, UserError, decoded, gpt2_vocabulary, parse_json, run,
+                    whole_files)
 from documents import MARKER, json_documents, kind_of, parquet_documents, unpacked, warn_of_another_format
 from shards import NO_LABEL
 
@@ -153,8 +155,11 @@ def validation_start(text, fraction):
 # number of bytes of text behind each of these tokens, or None if it is 1 for all), and warn_of_joined(text) for the
 # end, which says so where documents have nothing between them.
 
+# description: what X.json says of it.
+
 class Bytes:
   vocab = 256
+  description = {"tokenizer": "bytes", "vocab": vocab, "end_of_text": None}
 
   @staticmethod
   def tokens(documents, args):
@@ -172,14 +177,13 @@ class Bytes:
 
 
 class Gpt2:
-  """GPT-2's BPE, by ./train --encode."""
+  """A byte-level BPE in GPT-2's files, by ./train --encode."""
 
   def __init__(self, program, directory):
     self.command = [os.path.abspath(program), "--encode", directory]
     with self._start(subprocess.PIPE) as process:  # an error in the vocabulary shows before any text is read
       self._finish(process)
-    name = next(name for name in ("vocab.json", "encoder.json") if os.path.exists(os.path.join(directory, name)))
-    numbers = read_json(os.path.join(directory, name))
+    numbers, self.description = gpt2_vocabulary(directory)
     self.vocab, self.lengths = len(numbers), [0] * len(numbers)
     for token, number in numbers.items():  # written with a character for each byte
       self.lengths[number] = 0 if token == MARKER.decode() else len(token)
@@ -264,6 +268,8 @@ class TokenizerJson:
     self.separator = [self.tokenizer.token_to_id(separator)] if separator else []
     if self.separator == [None]:
       raise UserError("--separator %s is not a token of %s; name one that is" % (separator, path))
+    self.description = {"tokenizer": os.path.basename(path), "vocab": self.vocab, "crc32": "%08x" % zlib.crc32(data),
+                        "end_of_text": self.separator[0] if separator else None}
     self.texts = 0
     special, plain = (self.tokenizer.encode_batch([""], add_special_tokens=add)[0].ids for add in (True, False))
     self.separates = bool(self.separator) or len(special) > len(plain)
@@ -334,7 +340,7 @@ class ShardWriter:
       self.file.close()
       if self.kind == "tokens":
         with open(os.path.join(self.directory, self.name(len(self.counts) - 1))[:-len("bin")] + "json", "w") as file:
-          json.dump({"tokens": self.counts[-1], "bytes": self.bytes, "tokenizer": self.args.tokenizer}, file)
+          json.dump({"tokens": self.counts[-1], "bytes": self.bytes, **self.args.description}, file)
           file.write("\n")
       self.file = None
 
@@ -379,7 +385,7 @@ def parse_arguments():
   parser.add_argument("--tokenizer", default="bytes", help="bytes, gpt2, or the path of a tokenizer.json [bytes]")
   parser.add_argument("--separator", metavar="TOKEN",
                       help="tokenizer.json: the token before each document [the tokens that the file adds]")
-  parser.add_argument("--tokenizer-dir", metavar="DIR", help="folder with GPT-2's vocabulary files")
+  parser.add_argument("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
   parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
   parser.add_argument("--field", help="JSONL, Parquet: the field or column that has the text [text]")
   parser.add_argument("--answer-field", metavar="FIELD",
@@ -470,6 +476,7 @@ def main():
   args = parse_arguments()
   tokenizer = (Bytes() if args.tokenizer == "bytes" else Gpt2(args.train, args.tokenizer_dir)
                if args.tokenizer == "gpt2" else TokenizerJson(args.tokenizer, args.separator))
+  args.description = tokenizer.description
   if args.answer_field and tokenizer.vocab > NO_LABEL:
     raise UserError("--answer-field needs a tokenizer of at most 65535 tokens, as 65535 means no label; %s has %d" % (
         args.tokenizer, tokenizer.vocab))
@@ -484,10 +491,13 @@ def main():
     print("%s  %s tokens" % (os.path.join(args.out, name), format(count, ",")))
   keys = {"train": "train", "val": "val", "labels_train": "labels", "labels_val": "val_labels"}
   data = {keys[writer.stem[len(args.name) + 1:]]: os.path.join(args.out, writer.stem + "_*.bin") for writer in writers}
-  print('for the configuration: "data": %s, "model": {"vocab": %d}' % (json.dumps(data), tokenizer.vocab))
+  texts = ', "generate": ' + json.dumps({"tokenizer": args.tokenizer, **(
+      {"tokenizer_dir": args.tokenizer_dir} if args.tokenizer_dir else {})})
+  print('for the configuration: "data": %s, "model": {"vocab": %d}%s' % (
+      json.dumps(data), tokenizer.vocab, "" if args.tokenizer.endswith(".json") else texts))
   if args.tokenizer.endswith(".json"):
-    print("./train itself reads and writes text only in bytes and GPT-2 tokens: with this tokenizer leave out "
-          "generate.every, --generate and --passkey")
+    print("./train itself reads and writes text in bytes and in byte-level BPE from GPT-2's files: leave out "
+          "generate.every, --generate and --passkey, or give such files (vocab.json, merges.txt) by --tokenizer gpt2")
 
 
 if __name__ == "__main__":

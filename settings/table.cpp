@@ -240,7 +240,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"generate.tokenizer", choice(c.generate.tokenizer, tokenizer_kind_names), "", no,
      "converts text to tokens and back", may_change},
     only_with(GPT2_TOKENS, {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
-                            "folder with GPT-2's vocabulary and merges; checkpoints carry them",
+                            "folder with vocab.json and merges.txt, GPT-2's or others; checkpoints carry them",
                             may_change, of_a_rank}),
     {"generate.stop", &c.generate.stop, "", no,
      "text that ends a completion of --generate-file; empty: none", may_change},
@@ -267,7 +267,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"diagnostics.tokens", &c.diagnostics.tokens, "[1, 1e15]", no, "validation tokens of diagnostics, at each length",
      may_change},
     {"diagnostics.start", choice(c.diagnostics.start, window_start_names), "", no,
-     "where their windows begin: anywhere, as in training, or at a 50256, GPT-2's separator of documents", may_change},
+     "where their windows begin: anywhere, as in training, or at a separator of documents", may_change},
 
     {"plan.memory", &c.plan.memory, "", no,
      "with --dry-run: plans for a GPU with this much free memory (such as 80GiB) and runs nothing; empty: this device",

@@ -22,6 +22,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
                  {"--remeasure", given(flags.remeasure)}};
   for (const ModeRow& mode : modes()) facts[mode.flag] = given(flags.is(mode.mode));
   facts.erase("");  // training
+  facts["the token between documents"] = std::to_string(config.end_of_text);
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))
     if (!row.of_a_rank) facts[row.key] = value_text(row);

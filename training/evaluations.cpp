@@ -28,8 +28,7 @@ static Evaluation losses_by_length(const Flags& flags, const Config& config, con
               }};
 }
 
-static Evaluation passkey(const Config& config, int rank) {
-  std::shared_ptr<Tokenizer> tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
+static Evaluation passkey(const Config& config, std::shared_ptr<Tokenizer> tokenizer, int rank) {
   std::vector<PasskeyPrompt> prompts = passkey_prompts(*tokenizer, config, config.eval.lengths);
   if (rank == 0) write_passkey_prompts(*tokenizer, config, prompts);
   return {.asked = true,
@@ -85,7 +84,7 @@ std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& confi
                                          int rank) {
   std::vector<Evaluation> evaluations;
   if (evaluates) evaluations.push_back(losses_by_length(flags, config, data));
-  if (flags.is(Mode::passkey)) evaluations.push_back(passkey(config, rank));
+  if (flags.is(Mode::passkey)) evaluations.push_back(passkey(config, data.tokenizer, rank));
   if (!data.benchmarks.empty()) evaluations.push_back(benchmarks(flags, config, data));
   if (config.diagnoses) evaluations.push_back(diagnostics(flags, config, data));
   return evaluations;

@@ -14,6 +14,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "base/utf8.h"
+#include "checkpoint/hugging_face.h"
 #include "data/tokenizer.h"
 #include "eval/diagnostics.h"
 #include "eval/evaluate.h"
@@ -126,7 +127,30 @@ static std::vector<DataFile> data_files(const std::vector<Shard>& shards) {
   return files;
 }
 
-Data open_data(const Flags& flags, Config& config, bool evaluates) {
+static const Vocabulary* first_known(const std::vector<Shard>& shards) {
+  for (const Shard& shard : shards)
+    if (shard.vocabulary.known()) return &shard.vocabulary;
+  return nullptr;
+}
+
+Vocabulary Data::vocabulary() const {
+  const Vocabulary* made_by = first_known(train);
+  return made_by ? *made_by : tokenizer ? tokenizer->vocabulary() : Vocabulary();
+}
+
+// The token between documents: that of the tokenizer for texts, else what X.json says of the shards; where neither
+// says anything and the model may be one of GPT-2 tokens, theirs.
+static int end_of_text(const Config& config, const Data& data) {
+  constexpr int GPT2_TOKENS = 50257;
+  if (data.tokenizer) return data.tokenizer->end_of_text();
+  const Vocabulary* made_by = first_known(data.train.empty() ? data.val : data.train);
+  bool may_be_gpt2 = made_by ? made_by->name == "gpt2" && made_by->tokens == 0  // an older X.json
+                             : config.generate.tokenizer == TokenizerKind::gpt2;
+  if (may_be_gpt2) return vocabulary_fits(GPT2_TOKENS, config.model.vocab) ? GPT2_TOKENS - 1 : -1;
+  return made_by && made_by->end_of_text < config.model.vocab ? made_by->end_of_text : -1;
+}
+
+Data open_data(const Flags& flags, Config& config, bool evaluates, int rank) {
   bool training = flags.mode->makes_steps;
   Data data;
   if (!flags.lengths.empty()) config.eval.lengths = parse_lengths(flags.lengths, "--lengths");
@@ -145,6 +169,16 @@ Data open_data(const Flags& flags, Config& config, bool evaluates) {
   };
   if (training) label(data.train, config.data.labels, "data.labels");
   if (evaluates && !flags.is(Mode::predict)) label(data.val, config.data.val_labels, "data.val_labels");
+  for (std::vector<Shard>* shards : {&data.train, &data.val}) {
+    std::vector<std::string> warnings = read_descriptions(*shards);
+    data.warnings.insert(data.warnings.end(), warnings.begin(), warnings.end());
+  }
+  bool bytes = config.generate.tokenizer == TokenizerKind::bytes, samples = training && config.generate.every > 0;
+  bool makes_texts = flags.generates() || flags.is(Mode::passkey) || (samples && bytes);
+  if (makes_texts) data.tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
+  else if (training || config.diagnoses)
+    data.tokenizer = tokenizer_to_carry(config, flags.is(Mode::train) && rank == 0);
+  config.end_of_text = end_of_text(config, data);
   for (int length : evaluates ? config.eval.lengths : std::vector<int>{})
     check_windows(config, data.val, length, config.eval.tokens);
   for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
@@ -167,6 +201,33 @@ void report_validation(const Config& config, const Data& data, const std::vector
     warn("data.train and data.val both contain %s, or a copy: validation losses will be too low", both.c_str());
   if (!data.val.empty() && tokens < config.eval.tokens)
     std::printf("data.val: %s tokens, all of them evaluated\n", count_text(double(tokens)).c_str());
+}
+
+void report_tokenizers(const Config& config, const Data& data, const Vocabulary& trained) {
+  std::vector<std::pair<std::string, Vocabulary>> found;
+  if (trained.known()) found.push_back({"the model", trained});
+  for (const std::vector<Shard>* shards : {&data.train, &data.val})
+    for (const Shard& shard : *shards)
+      if (shard.vocabulary.known()) found.push_back({shard.key + ": " + shard.path, shard.vocabulary});
+  if (data.tokenizer)
+    found.push_back({config.generate.tokenizer == TokenizerKind::bytes
+                         ? std::string("generate.tokenizer = \"bytes\"")
+                         : format("generate.tokenizer_dir = \"%s\"", config.generate.tokenizer_dir.c_str()),
+                     data.tokenizer->vocabulary()});
+  if (found.empty()) return;
+  const auto& [first, expected] = found[0];
+  int tokens = 0;
+  for (const auto& [where, vocabulary] : found)
+    if (tokens == 0) tokens = vocabulary.tokens;
+  if (tokens > 0 && !vocabulary_fits(tokens, config.model.vocab))
+    warn("model.vocab = %d, but the tokenizer of %s has %d tokens; set model.vocab=%d", config.model.vocab,
+         first.c_str(), tokens, tokens);
+  auto other = std::ranges::find_if(found, [&](auto& pair) { return pair.second.differs(expected); });
+  if (other != found.end())
+    warn(
+        "%s is of another tokenizer (%s) than %s (%s): the same numbers mean other text there; use shards, and "
+        "generate.tokenizer_dir, of one tokenizer",
+        other->first.c_str(), other->second.text().c_str(), first.c_str(), expected.text().c_str());
 }
 
 void check_all_tokens(const Config& config, const Data& data) {

@@ -25,11 +25,18 @@ struct Data {
   std::vector<Shard> train, val;
   std::vector<DataFile> train_files, val_files;  // the shards, then their label files
   std::vector<Benchmark> benchmarks;             // the benchmarks of task.names, if they will be run
+  std::shared_ptr<Tokenizer> tokenizer;          // of generate.tokenizer_dir, if texts are made or the model is trained
+  std::vector<std::string> warnings;             // complete sentences, to be printed once
+  Vocabulary vocabulary() const;                 // of the tokenizer that made data.train, as far as that is known
 };
 
 // Opens and checks the shards that the run will read and the lengths it evaluates (evaluates: losses on data.val):
-// --lengths, if given, becomes eval.lengths. A user_error names the key.
-Data open_data(const Flags& flags, Config& config, bool evaluates);
+// --lengths, if given, becomes eval.lengths, and config.end_of_text is set. A user_error names the key. rank: only 0
+// warns.
+Data open_data(const Flags& flags, Config& config, bool evaluates, int rank);
+// Warns of shards and of a tokenizer for texts that are of another tokenizer than `trained`, that of the model (not
+// known: than the first shard), and if model.vocab does not suit it. For rank 0.
+void report_tokenizers(const Config& config, const Data& data, const Vocabulary& trained);
 // Warns of files of data.val with the content (the tokens' number and the sampled checksum) of one in `train`, on which
 // the model trains or was trained, and says if data.val holds fewer tokens than eval.tokens. For rank 0.
 void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train);

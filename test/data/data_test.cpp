@@ -75,7 +75,7 @@ TEST_F(Shards, BytesOfText) {
   auto bytes = [&](const std::string& a, std::vector<std::string> warned = {}) {
     write_file(dir / "a.json", a);
     auto shards = open({"a.bin", "b.x.bin", "c"});
-    std::vector<std::string> warnings = read_text_bytes(shards);
+    std::vector<std::string> warnings = read_descriptions(shards);
     EXPECT_EQ(warnings.size(), warned.empty() ? 0u : 1u);
     if (!warned.empty()) expect_has(warnings.at(0), warned);
     EXPECT_EQ(shards[1].text_bytes + shards[2].text_bytes, 0);
@@ -89,12 +89,42 @@ TEST_F(Shards, BytesOfText) {
   EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 18446744073709551615})", {file, "whole number"}), 0);
   EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 4.5})", {file, "\"bytes\" must be a whole number"}), 0);
   EXPECT_EQ(bytes(R"({"bytes": 43})", {file, "\"tokens\" must be a whole number"}), 0);
-  EXPECT_EQ(bytes("[10, 43]", {file, "\"tokens\" must be"}), 0);
+  EXPECT_EQ(bytes("{\"tok", {file, "not valid JSON"}), 0);
+  for (const std::string& other :
+       std::vector<std::string>{"[10, 43]", R"({"model": {"vocab": 7}, "batch": {"tokens": 4}})", "{\"text\": 1}\n{}",
+                                "text", R"({"tokens": 9)" + std::string(1 << 16, ' ')})
+    EXPECT_EQ(bytes(other), 0);  // not an X.json, so no warning
   EXPECT_EQ(bytes("{\"tokens\": 10,", {file, "not valid JSON"}), 0);
   std::filesystem::remove(file);
   std::filesystem::create_directory(file);
   auto shards = open({"a.bin"});
-  expect_has(read_text_bytes(shards).at(0), {"cannot read the file: Is a directory"});
+  expect_has(read_descriptions(shards).at(0), {"cannot read the file: Is a directory"});
+}
+
+TEST_F(Shards, TheTokenizerThatMadeThem) {
+  add("a.bin", numbers(10));
+  auto made_by = [&](const std::string& fields) {
+    write_file(dir / "a.json", R"({"tokens": 10, "bytes": 43)" + fields + "}");
+    auto shards = open({"a.bin"});
+    EXPECT_EQ(read_descriptions(shards).size(), 0u);
+    EXPECT_EQ(shards[0].text_bytes, 43);
+    return shards[0].vocabulary;
+  };
+  EXPECT_FALSE(made_by("").known());
+  Vocabulary gpt2 = made_by(R"(, "tokenizer": "gpt2", "vocab": 1024, "end_of_text": 7, "crc32": "01234567")");
+  EXPECT_EQ(gpt2.text(), "gpt2, 1024 tokens, CRC-32 01234567");
+  EXPECT_EQ(gpt2.end_of_text, 7);
+  Vocabulary bytes = made_by(R"(, "tokenizer": "bytes")"), older = made_by(R"(, "tokenizer": "gpt2")");
+  EXPECT_EQ((std::vector<int>{bytes.tokens, older.tokens, older.end_of_text}), (std::vector<int>{256, 0, -1}));
+  EXPECT_EQ(made_by(R"(, "tokenizer": "t", "vocab": 4, "end_of_text": null)").end_of_text, -1);
+  auto named = [](const char* name, int tokens, const char* crc32) { return Vocabulary{name, tokens, crc32, -1}; };
+  Vocabulary path = named("a/t.json", 0, ""), file = named("t.json", 0, "");
+  for (auto& [a, b] : {std::pair(bytes, gpt2), std::pair(bytes, older), std::pair(path, named("b/t.json", 0, "")),
+                       std::pair(gpt2, named("gpt2", 1025, "01234567")), std::pair(gpt2, named("gpt2", 1024, "0"))})
+    EXPECT_TRUE(a.differs(b) && b.differs(a)) << a.text() << " and " << b.text();
+  for (auto& [a, b] : {std::pair(gpt2, Vocabulary()), std::pair(gpt2, older), std::pair(path, file),
+                       std::pair(gpt2, named("x", 1024, "01234567"))})
+    EXPECT_FALSE(a.differs(b) || b.differs(a)) << a.text() << " and " << b.text();
 }
 
 TEST_F(Shards, ANameWithPatternCharactersIsAName) {

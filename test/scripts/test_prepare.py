@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import unittest
+import zlib
 from unittest import mock
 
 from data.test_labels import label_file
@@ -255,6 +256,13 @@ class PrepareBytes(Prepare):
         self.assertEqual(self.json_of(self.out, name)["tokens"], len(self.tokens(name[:-4] + "bin")), stop)
       self.prepare(self.path("a"), "--overwrite")
 
+  def test_integers_of_thousands_of_digits(self):
+    """Python refuses to make an int of them, but JSON allows them."""
+    for digits in (4299, 4300, 5000):
+      self.prepare(self.write("a.jsonl", '{"id": -%s, "text": "hello"}\n' % ("9" * digits)), "--val-fraction", "0",
+                   "--overwrite")
+      self.assertEqual(len(self.tokens("x_train_000000.bin")), 5)
+
   def test_bad_input(self):
     good = self.write("good", "some text\n" * 10)
     cases = [
@@ -384,7 +392,9 @@ class PrepareGpt2(Prepare):
     self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 32, 0xe2])
     # [-, hello, space, 1/3 of a sign], [2/3 of it, world, -], [world, -, hello, -], [h, the sign]
     self.assertEqual(self.numbers(), [(4, 7), (4, 8), (4, 11), (4, 4)])
-    self.assertEqual(self.text_of(self.out, "x_train_000000.json"), '{"tokens": 4, "bytes": 7, "tokenizer": "gpt2"}\n')
+    self.assertRegex(self.text_of(self.out, "x_train_000000.json"),
+                     r'^{"tokens": 4, "bytes": 7, "tokenizer": "gpt2", "vocab": 268, "end_of_text": 267, '
+                     r'"crc32": "\w{8}"}\n$')
 
   def test_text_that_is_not_utf8(self):
     for bad, at in ((b"hello \xff world", 6), (b"hello \xe2\x82", 6), (b"\xe2\x82 x", 0),
@@ -561,13 +571,16 @@ class AnyTokenizer(Prepare):
     self.assertEqual(self.tokens("x_train_000002.bin"), [3, 3, 3, 1, 0, 1])
     # what is left out between words counts with the next one, at the end with the last token
     self.assertEqual(self.numbers(), [(6, 11), (6, 4 + 5 + 3), (6, 8 + 2)])
-    self.assertEqual(self.json_of(self.out, "x_train_000000.json")["tokenizer"], self.path("tok.json"))
+    about = {"tokenizer": "tok.json", "vocab": 5, "crc32": "%08x" % zlib.crc32(self.bytes_of("tok.json"))}
+    self.assertEqual(self.json_of(self.out, "x_train_000000.json"),
+                     {"tokens": 6, "bytes": 11, **about, "end_of_text": None})
     self.assertIn('"model": {"vocab": 5}', self.output)
     self.assertIn("leave out generate.every, --generate and --passkey", self.output)
     self.prepare(*self.inputs(hi=65535), "--separator", "<s>")
     self.assertEqual(self.tokens("x_train_000000.bin"), [0, 2, 3, 4, 0, 3, 0, 2, 0, 3, 3, 3, 0])
     self.assertIn('"model": {"vocab": 65536}', self.output)
     self.assertEqual(self.numbers(), [(13, 11 + 9 + 3 + 8 + 2)])
+    self.assertEqual(self.json_of(self.out, "x_train_000000.json")["end_of_text"], 0)
 
   def test_a_tokenizer_that_adds_no_token_between_documents(self):
     inputs, warning = self.inputs(special=False), "warning: 5 documents are joined with nothing between them"
