@@ -274,7 +274,7 @@ class Block(nn.Module):
 class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
   config_class = PlusGPTConfig
   _no_split_modules = ["Block"]
-  accepts_loss_kwargs = False  # the loss is a plain mean: the Trainer averages it over what it accumulates
+  accepts_loss_kwargs = True  # forward() divides by the labels of all that the Trainer accumulates, if it says them
 
   def __init__(self, config):
     super().__init__(config)
@@ -289,6 +289,7 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     self.ln_f = nn.LayerNorm(C, eps=config.layer_norm_epsilon)
     outputs = config.plusgpt["model"].get("head", {}).get("outputs", 0)
     self.head = Projection(C, outputs) if outputs else None
+    self.loss_type = None if outputs else "ForCausalLM"  # the Trainer counts labels[:, 1:], which have predictions
     self.post_init()
 
   def _init_weights(self, module):
@@ -301,19 +302,22 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     self.wte = embeddings
 
   def forward(self, input_ids, attention_mask=None, labels=None, output_attentions=None, output_hidden_states=None,
-              return_dict=True, **others):
+              return_dict=True, num_items_in_batch=None, **others):
     """input_ids [B, T] -> logits [B, T, V], and the mean loss of the tokens that follow where labels [B, T] are given
     (input_ids again; -100 is left out). With a regression head, logits are its outputs [B, T, K], labels [B, T, K] are
-    their targets (NaN is left out), and the loss is their squared error, as of train.label_mean = "batch". Padding may
-    only be at the end, where no other token sees it. On request, as GPT-2 gives them: attentions, the weights P
-    [B, H, T, T] of each layer (their rows sum to 1 where the kind normalises them and has no sink); hidden_states,
-    [B, T, C] before each layer, and after the last one and ln_f."""
+    their targets (NaN is left out), and the loss is their squared error, as of train.label_mean = "batch". Without a
+    label the loss is 0. num_items_in_batch: this batch is a part of one with that many labels; the loss is its part of
+    that one's mean. The Trainer counts K labels at each position of a regression head, NaN too: if some are NaN, its
+    losses and gradients are smaller by one factor, the same for all parts. Padding may only be at the end, where no
+    other token sees it. On request, as GPT-2 gives them: attentions, the weights P [B, H, T, T] of each layer (their
+    rows sum to 1 where the kind normalises them and has no sink); hidden_states, [B, T, C] before each layer, and after
+    the last one and ln_f."""
     # use_cache asks for speed alone, and None or False for nothing.
     unknown = [name for name, value in others.items() if value is not None and value is not False
                and name != "use_cache"]
     if unknown:
       raise TypeError(f"plusgpt's model does not take {', '.join(unknown)}; it takes input_ids, attention_mask, "
-                      "labels, output_attentions, output_hidden_states and return_dict")
+                      "labels, output_attentions, output_hidden_states, return_dict and num_items_in_batch")
     if output_attentions is None:
       output_attentions = getattr(self.config, "output_attentions", False)
     if output_hidden_states is None:
@@ -336,12 +340,19 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     x = self.ln_f(x)
     logits = x @ self.wte.weight.T if self.head is None else self.head(x)
     loss = None
-    if labels is not None and self.head is not None:
-      there = ~labels.isnan()
-      errors = (logits.float() - labels.nan_to_num()).square() * there
-      loss = (errors.sum(-1) / there.sum(-1).clamp(min=1)).sum() / there.any(-1).sum()
-    elif labels is not None:
-      loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+    if labels is not None:
+      if self.head is not None:
+        there = ~labels.isnan()
+        errors = (logits.float() - labels.nan_to_num()).square() * there
+        loss, count = (errors.sum(-1) / there.sum(-1).clamp(min=1)).sum(), there.any(-1).sum()
+      else:
+        targets = labels[:, 1:].flatten()
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
+        count = (targets != -100).sum()
+      if num_items_in_batch is not None:
+        columns = 1 if self.head is None else labels.shape[-1]
+        count = torch.as_tensor(num_items_in_batch, device=loss.device) / columns
+      loss = loss / torch.where(count > 0, count, 1)
     output = CausalLMOutput(loss=loss, logits=logits, attentions=attentions if output_attentions else None,
                             hidden_states=hidden_states + (x,) if output_hidden_states else None)
     return output if return_dict else output.to_tuple()

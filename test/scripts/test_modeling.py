@@ -31,9 +31,10 @@ def softmax():
   return common.settings(TRAIN, os.path.join(ROOT, "configs", "quickstart.json"), "--set", "attention.variant=softmax")
 
 
-def model_of(position="learned", **attention):
+def model_of(position="learned", outputs=0, **attention):
   settings = {"attention": {**softmax()["attention"], **attention},
-              "model": {**softmax()["model"], "position": position, "head_dim": C // H}}
+              "model": {**softmax()["model"], "position": position, "head_dim": C // H,
+                        "head": {"outputs": outputs}}}
   torch.manual_seed(1)
   return PlusGPTLMHeadModel(PlusGPTConfig(settings, n_inner=4 * C, layer_norm_epsilon=1e-5,
                                           **SIZES)).eval()
@@ -89,6 +90,24 @@ class Modeling(unittest.TestCase):
         for j in range(i + 1):
           expected = F.logsigmoid(sign * decay[:, j + 1:i + 1]).sum(1)
           torch.testing.assert_close(c[:, :, i] - c[:, :, j], expected)
+
+  def test_the_losses_of_parts_add_up(self):
+    """The Trainer's micro-batches with 1, T - 1, no and 5 labels, and all of them at once."""
+    self.assertTrue(PlusGPTLMHeadModel.accepts_loss_kwargs)
+    tokens = torch.randint(V, (4, T), generator=torch.Generator().manual_seed(2))
+    words, values = tokens.clone(), torch.randn(4, T, 3, generator=torch.Generator().manual_seed(3))
+    for row, count in enumerate((1, T - 1, 0, 5)):
+      words[row, 1 + count:], values[row, count:] = -100, float("nan")
+    for model, labels, count in ((model_of(), words, T + 5), (model_of(outputs=3), values, 3 * (T + 5))):
+      whole = model(tokens, labels=labels).loss
+      self.assertTrue(whole > 0.1)
+      self.assertEqual(model(tokens[2:3], labels=labels[2:3]).loss, 0)
+      for items in (count, torch.tensor(count)):
+        parts = [model(tokens[row:row + 1], labels=labels[row:row + 1], num_items_in_batch=items).loss
+                 for row in range(4)]
+        torch.testing.assert_close(sum(parts), whole)
+        self.assertEqual(parts[2], 0)
+      self.assertEqual(model(tokens[2:3], labels=labels[2:3], num_items_in_batch=0).loss, 0)
 
   def test_arguments_that_it_does_not_take(self):
     model = model_of("rope")
