@@ -126,9 +126,11 @@ static ParameterLayout parameter_layout(const Config& config, int ranks = 1, boo
 
 size_t snapshot_bytes(const Config& config) { return parameter_layout(config).snapshot_bytes(); }
 
+std::vector<Tensor> parameters_of(const Config& config) { return parameter_layout(config).tensors; }
+
 int64_t parameter_count(const Config& config) {
   int64_t count = 0;
-  for (const Tensor& tensor : parameter_layout(config).tensors) count += int64_t(tensor.size);
+  for (const Tensor& tensor : parameters_of(config)) count += int64_t(tensor.size);
   return count;
 }
 

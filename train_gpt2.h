@@ -81,6 +81,7 @@ size_t snapshot_bytes(const Config& config);  // of host memory
 // Whether memory is planned for this CPU, which is host and device in one; not with plan.memory, which is a GPU's.
 inline bool planned_for_cpu(const Config& config) { return on_cpu && !config.plan.elsewhere(); }
 
+std::vector<Tensor> parameters_of(const Config& config);  // of all layers, allocating nothing
 int64_t parameter_count(const Config& config);
 double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A, as llm.c counts causal training
 

@@ -2,38 +2,126 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "checkpoint/run_dir.h"
 #include "data/gpt2_bpe.h"
 
-// The name without Hugging Face's prefix; "" if it does not name a parameter.
-static std::string plain_name(std::string name) {
-  if (name.starts_with("transformer.")) name.erase(0, 12);
-  bool buffer = name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-  return buffer ? "" : name;
+namespace fs = std::filesystem;
+
+static const char* const OUTPUT_LAYER = "lm_head.weight";  // wte.weight here
+
+// "; FIX", for a folder without weights that can be read, or for a file.
+static std::string found_instead(const std::string& folder) {
+  const std::string example = "; name one, as runs/NAME/step_00001000";
+  auto saves = [&](const std::string& arguments) {
+    return format(
+        "; save it with transformers: AutoModelForCausalLM.from_pretrained(\"%s\"%s).save_pretrained(\"NEW\")",
+        is_folder(folder) ? folder.c_str() : "ITS FOLDER", arguments.c_str());
+  };
+  auto about = [&](const std::string& file) -> std::string {
+    const std::string ending = fs::path(file).extension();
+    if (ending == ".gguf") return " but " + file + ", of llama.cpp" + saves(", gguf_file=\"" + file + "\"");
+    if (ending == ".safetensors") return " but " + file + "; if that is the whole model, call it model.safetensors";
+    for (const char* other : {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
+      if (ending == other) return " but " + file + ", another format" + saves("");
+    return "";
+  };
+  if (!is_folder(folder)) {
+    if (!is_there(folder)) return ": there is no such folder" + example;
+    if (fs::path(folder).filename() == "model.safetensors") return " but that file itself; name the folder";
+    std::string found = about(fs::path(folder).filename());
+    return found.empty() ? example : found;
+  }
+  if (std::vector<StepFolder> steps = step_folders(folder); !steps.empty())
+    return " but a run; name one of its checkpoints, as " + steps[0].path;
+  std::set<std::string> names;
+  std::error_code error;
+  for (auto& entry : fs::directory_iterator(folder, error)) names.insert(entry.path().filename());
+  for (const std::string& name : names)
+    if (std::string found = about(name); !found.empty()) return found;
+  return example;
 }
 
-void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
-                 const std::function<void(size_t i, const float* values)>& write) {
-  SafetensorsReader file(path);
-  std::map<std::string, const TensorInfo*> found;
-  for (const TensorInfo& tensor : file.tensors())
-    if (std::string name = plain_name(tensor.name); !name.empty() && !found.emplace(name, &tensor).second)
-      user_error("%s: tensor %s is there twice, with and without the prefix \"transformer.\"; remove one",
-                 file.path().c_str(), shortened(json_quote(name)).c_str());
+std::vector<std::string> weight_files(const std::string& folder) {
+  const std::string one = folder + "/model.safetensors", index = one + ".index.json";
+  std::error_code error;
+  if (fs::exists(one, error)) return {one};
+  if (!is_there(index)) {
+    std::string reason = error ? ": " + error.message() + "; name another" : found_instead(folder);
+    user_error("config: init = %s is not a folder with a model.safetensors%s", json_quote(folder).c_str(),
+               reason.c_str());
+  }
+  nlohmann::json root = parse_json(read_utf8_file(index, "init", size_t(64) << 20), "init", index);
+  auto map = root.find("weight_map");
+  if (map == root.end() || !map->is_object() || map->empty())
+    user_error("init: %s has no weight_map of tensors and their files; save the model again", index.c_str());
+  std::map<std::string, std::vector<std::string>> files;
+  for (auto& [tensor, file] : map->items()) {
+    // From elsewhere comes no file: an index may be anybody's.
+    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>() ||
+        !file.get<std::string>().ends_with(".safetensors"))
+      user_error("init: %s: the file of tensor %s is %s, but must be the name of a .safetensors file beside it",
+                 index.c_str(), shortened(json_quote(tensor)).c_str(), shortened(file.dump(-1, ' ', true)).c_str());
+    files[folder + "/" + file.get<std::string>()].push_back(tensor);
+  }
+  std::vector<std::string> paths;
+  for (auto& [path, tensors] : files) {
+    SafetensorsReader reader(path);
+    for (const std::string& tensor : tensors)
+      if (!reader.find(tensor))
+        user_error("init: %s lists tensor %s in %s, which has none of that name; save the model again", index.c_str(),
+                   shortened(json_quote(tensor)).c_str(), path.c_str());
+    paths.push_back(path);
+  }
+  return paths;
+}
 
+ArrayFiles::ArrayFiles(const std::vector<std::string>& paths) {
+  for (const std::string& path : paths) {
+    const SafetensorsReader& file = files_.emplace_back(path);
+    for (const TensorInfo& tensor : file.tensors()) {
+      std::string name = tensor.name;
+      if (name.starts_with("transformer.")) name.erase(0, 12);
+      auto [other, is_new] = found_.emplace(name, Found{&file, &tensor});
+      if (is_new) continue;
+      std::string where = other->second.file == &file ? "with and without the prefix \"transformer.\""
+                                                      : "also in " + other->second.file->path();
+      user_error("%s: tensor %s is there twice, %s; remove one", path.c_str(), shortened(json_quote(name)).c_str(),
+                 where.c_str());
+    }
+  }
+}
+
+// What transformers' GPT-2 keeps beside the parameters of a layer: its causal mask, [1, 1, n, n], and a number.
+static bool is_mask(const std::string& name, const TensorInfo& tensor, const std::set<std::string>& parameters) {
+  const std::vector<int64_t>& shape = tensor.shape;
+  size_t at = name.rfind(".attn.");
+  if (at == std::string::npos || !parameters.contains(name.substr(0, at) + ".attn.c_attn.weight")) return false;
+  bool square = shape.size() == 4 && shape[0] == 1 && shape[1] == 1 && shape[2] == shape[3];
+  return (name.substr(at) == ".attn.bias" && (square || tensor.count == 1)) ||
+         (name.substr(at) == ".attn.masked_bias" && tensor.count == 1);
+}
+
+void ArrayFiles::load(const std::vector<ArrayView>& arrays,
+                      const std::function<void(size_t i, const float* values)>& write) const {
   std::vector<std::string> problems;
+  std::set<std::string> parameters;
   for (const ArrayView& array : arrays) {
-    auto it = found.find(array.name);
-    if (it == found.end()) {
+    parameters.insert(array.name);
+    auto it = found_.find(array.name);
+    if (it == found_.end()) {
       problems.push_back(format("%s %s is missing", array.name.c_str(), shape_text(array.shape).c_str()));
       continue;
     }
-    const TensorInfo& tensor = *it->second;
+    const TensorInfo& tensor = *it->second.tensor;
     if (tensor.shape != array.shape)
       problems.push_back(format("%s has shape %s, but the model's is %s", array.name.c_str(),
                                 shortened(shape_text(tensor.shape)).c_str(), shape_text(array.shape).c_str()));
@@ -41,24 +129,38 @@ void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
       problems.push_back(
           format("%s is %s, but only F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
   }
-  for (auto& entry : found)
-    if (std::none_of(arrays.begin(), arrays.end(), [&](const ArrayView& array) { return array.name == entry.first; }))
+  for (auto& [name, found] : found_)
+    if (!parameters.contains(name) && name != OUTPUT_LAYER && !is_mask(name, *found.tensor, parameters))
       problems.push_back(format("%s %s is not a parameter of this model",
-                                shortened(json_quote(entry.second->name)).c_str(),
-                                shortened(shape_text(entry.second->shape)).c_str()));
+                                shortened(json_quote(found.tensor->name)).c_str(),
+                                shortened(shape_text(found.tensor->shape)).c_str()));
   if (!problems.empty())
     user_error(
         "%s does not fit the model that the configuration describes; set model.* and attention.* as in the config.json "
         "beside it:%s",
-        file.path().c_str(), listed(problems, 8).c_str());
+        files_.front().path().c_str(), listed(problems, 8).c_str());
 
   std::vector<float> values;
   for (size_t i = 0; i < arrays.size(); i++) {
-    const TensorInfo& tensor = *found.at(arrays[i].name);
-    values.resize(tensor.count);
-    file.read(tensor, 0, tensor.count, values.data());
+    const Found& found = found_.at(arrays[i].name);
+    values.resize(found.tensor->count);
+    found.file->read(*found.tensor, 0, found.tensor->count, values.data());
     write(i, values.data());
   }
+}
+
+bool ArrayFiles::has_untied_head() const {
+  if (!has(OUTPUT_LAYER)) return false;
+  const Found &head = found_.at(OUTPUT_LAYER), &wte = found_.at("wte.weight");
+  if (head.tensor->shape != wte.tensor->shape) return true;
+  std::vector<float> a, b;
+  for (int64_t done = 0; done < head.tensor->count; done += int64_t(a.size())) {
+    a.resize(std::min<int64_t>(head.tensor->count - done, 1 << 20)), b.resize(a.size());
+    head.file->read(*head.tensor, done, int64_t(a.size()), a.data());
+    wte.file->read(*wte.tensor, done, int64_t(b.size()), b.data());
+    if (std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0) return true;
+  }
+  return false;
 }
 
 static const char PYTHON[] =
@@ -213,28 +315,40 @@ std::string model_config_json(const Config& config) {
   return root.dump(2) + "\n";
 }
 
-std::vector<std::string> model_differences(const std::string& folder, const Config& config) {
+std::vector<std::string> model_differences(const std::string& folder, const ArrayFiles& weights, const Config& config) {
   using nlohmann::json;
+  std::vector<std::string> differences;
+  if (config.model.head.outputs == 0 && weights.has_untied_head())
+    differences.push_back(folder + ": " + OUTPUT_LAYER +
+                          " differs from wte.weight, which is the output layer here: its outputs will change");
   std::string path = folder + "/config.json";
-  if (!is_there(path)) return {};
+  if (!is_there(path)) return differences;
   json found;
   try {
     found = parse_json(read_utf8_file(path, "init", 1 << 20), "init", path);
   } catch (const UserError&) {
   }  // a broken one says nothing about the weights, and is not needed
-  if (!found.is_object()) return {};
-  std::vector<std::string> differences;
+  if (!found.is_object()) return differences;
   std::string changes;
-  if (found.contains("plusgpt")) try {  // one of our checkpoints
+  auto compare = [&](const Config& theirs) {
+    for (const ChangedSetting& change : changed_model(theirs, config))
+      if (change.key != "model.head.outputs")  // another head's tensors have other shapes, and a new one is reported
+        append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
+  };
+  if (found.contains("plusgpt")) {
+    try {  // one of our checkpoints
       // The file says nothing of the batch, which must suit its context.
       json context = found["plusgpt"].value("/model/context"_json_pointer, json(Config().model.context));
       Config theirs = config_from_json(found["plusgpt"], path, {"batch.tokens=" + context.dump()}, false);
-      for (const ChangedSetting& change : changed_model(theirs, config))
-        if (change.key != "model.head.outputs")  // another head's tensors have other shapes, and a new one is reported
-          append_item(changes, format("%s = %s (here %s)", change.key.c_str(), change.was.c_str(), change.is.c_str()));
+      compare(theirs);
     } catch (const std::exception& error) {
       differences.push_back(error.what());
     }
+  } else if (found.contains("model_type") && found["model_type"] == "gpt2") {
+    Config theirs = config;  // shapes tell the rest
+    theirs.variant = "softmax", theirs.attention = {}, theirs.layers = {}, theirs.kind_file = "";
+    compare(theirs);
+  }
   if (!changes.empty()) differences.push_back(path + ": the weights were trained with " + changes);
   const std::pair<const char*, std::vector<json>> computed[] = {
       {"n_head", {config.model.heads}}, {"activation_function", {"gelu_new", "gelu_pytorch_tanh"}},
@@ -242,7 +356,8 @@ std::vector<std::string> model_differences(const std::string& folder, const Conf
       {"scale_attn_weights", {true}},   {"scale_attn_by_inverse_layer_idx", {false}},
   };
   for (auto& [key, values] : computed)
-    if (found.contains(key) && std::find(values.begin(), values.end(), found[key]) == values.end() &&
+    if (found.contains(key) && !(key == std::string("tie_word_embeddings") && weights.has(OUTPUT_LAYER)) &&
+        std::find(values.begin(), values.end(), found[key]) == values.end() &&
         (key != std::string("n_head") || changes.find("model.heads") == std::string::npos))  // reported already
       differences.push_back(format("%s says %s = %s, but here it is %s: its outputs will change", path.c_str(), key,
                                    found[key].dump(-1, ' ', true).substr(0, 80).c_str(), values[0].dump().c_str()));

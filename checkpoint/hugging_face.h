@@ -2,6 +2,7 @@
 // layouts; config.json; unless the network is exactly GPT-2's, the Python file with which transformers opens it; and
 // the tokenizer, if its files are known.
 #pragma once
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,21 +12,41 @@
 #include "checkpoint/safetensors.h"
 #include "settings/config.h"
 
-// Reads the file and calls write(i, values) for every array, holding one array in memory at a time. A "transformer."
-// prefix is accepted; lm_head.weight, *.attn.bias and *.attn.masked_bias, which Hugging Face keeps beside the
-// parameters, are ignored. Missing, extra or mis-shaped tensors are a user_error that lists them, before the first
-// write.
-void load_arrays(const std::string& path, const std::vector<ArrayView>& arrays,
-                 const std::function<void(size_t i, const float* values)>& write);
+// The files with the weights of a folder: its model.safetensors, else those that model.safetensors.index.json lists. A
+// user_error if it has neither, which says what is there instead; and if a file lacks a tensor that the index lists.
+std::vector<std::string> weight_files(const std::string& folder);
+
+// The arrays of these files together, by names without the prefix "transformer.". A name that is there twice is a
+// user_error.
+class ArrayFiles {
+ public:
+  explicit ArrayFiles(const std::vector<std::string>& paths);
+  bool has(const std::string& name) const { return found_.contains(name); }
+  // Whether the output layer, lm_head.weight, is there with other values than wte.weight.
+  bool has_untied_head() const;
+  // Calls write(i, values) for every array, holding one array in memory at a time. Missing, extra or mis-shaped tensors
+  // are a user_error that lists them, before the first write; but lm_head.weight, which model_differences() judges, and
+  // the masks that Hugging Face keeps beside the parameters are ignored.
+  void load(const std::vector<ArrayView>& arrays,
+            const std::function<void(size_t i, const float* values)>& write) const;
+
+ private:
+  struct Found {
+    const SafetensorsReader* file;
+    const TensorInfo* tensor;
+  };
+  std::deque<SafetensorsReader> files_;
+  std::map<std::string, Found> found_;
+};
 
 // config.json of a folder with model.safetensors. If the network is exactly GPT-2's (softmax, learned positions, D =
 // C/H), transformers' GPT2LMHeadModel reads it; any other has model_type "plusgpt" and names the classes in
 // MODELLING_FILE. Its key "plusgpt" holds our own settings. The text begins and ends with config.end_of_text, if any.
 std::string model_config_json(const Config& config);
 
-// Warnings if the config.json beside `init`'s weights describes another computation with the same tensor shapes:
-// transformers' GPT-2 has such settings, and so has ours. Empty if there is no such file.
-std::vector<std::string> model_differences(const std::string& folder, const Config& config);
+// Warnings if the output layer of `init`'s weights is not wte, or the config.json beside them describes another
+// computation with the same tensor shapes: transformers' GPT-2 has such settings, and so has ours.
+std::vector<std::string> model_differences(const std::string& folder, const ArrayFiles& weights, const Config& config);
 
 // The content of MODELLING_FILE in the folder: scripts/modeling_plusgpt.py as it was when the program was built, with
 // the formulas of kinds that are files; "" if transformers' own GPT-2 opens the model.

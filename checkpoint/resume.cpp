@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/metrics.h"
+#include "checkpoint/state.h"
 #include "settings/schedule.h"
 
 namespace fs = std::filesystem;
@@ -107,11 +108,17 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
   for (const ChangedSetting& change : changed_model(checkpoint.state.config, now)) changes.push_back(in_words(change));
   if (changes.empty()) return;
   bool kept = is_there(run + "/config.json");
+  std::string problem = init_problem(checkpoint.state.config, now);
+  std::string init = problem.empty() ? format(
+                                           ", or, to see what they do in this model, init = \"%s\" instead of "
+                                           "--resume",
+                                           checkpoint.path.c_str())
+                                     : " (init cannot take them either: " + problem + ")";
   user_error(
       "command line: --resume: the weights of %s belong to another model; use the settings with which they were "
-      "trained%s, or, to see what they do in this model, init = \"%s\" instead of --resume:%s",
-      checkpoint.path.c_str(), kept ? (" (./train " + run + "/config.json --resume ...)").c_str() : "",
-      checkpoint.path.c_str(), listed(changes, 10).c_str());
+      "trained%s%s:%s",
+      checkpoint.path.c_str(), kept ? (" (./train " + run + "/config.json --resume ...)").c_str() : "", init.c_str(),
+      listed(changes, 10).c_str());
 }
 
 std::string checkpoint_before(const std::string& run, int64_t step) {
@@ -162,12 +169,19 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   if (changes.empty() && (state.next_window / windows_a_step != state.step || state.next_window % windows_a_step != 0))
     changes.push_back(format("the data order: %ld windows after %ld steps in the checkpoint, %ld per step now",
                              state.next_window, state.step, windows_a_step));
-  if (!changes.empty())
+  if (!changes.empty()) {
+    std::string name = now.name == before.name ? "--set name=... " : "", problem = init_problem(before, now);
+    std::string init = problem.empty() ? format(
+                                             "with these weights (%s--set init=%s, without --resume), with new "
+                                             "moments, data order and steps",
+                                             name.c_str(), checkpoint.path.c_str())
+                                       : format("(%swithout --resume), which cannot take these weights as init (%s)",
+                                                name.c_str(), problem.c_str());
     user_error(
         "command line: --resume: the run in %s was begun with other settings; restore the old values, %s%sor begin "
-        "another run with these weights (%s--set init=%s, without --resume):%s",
-        checkpoint.path.c_str(), earlier.c_str(), anew.c_str(), now.name == before.name ? "--set name=... " : "",
-        checkpoint.path.c_str(), listed(changes, 10).c_str());
+        "another run %s:%s",
+        checkpoint.path.c_str(), earlier.c_str(), anew.c_str(), init.c_str(), listed(changes, 10).c_str());
+  }
   if (now.train.steps < state.step)
     user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least that many%s",
                now.train.steps, checkpoint.path.c_str(), state.step,

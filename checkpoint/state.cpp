@@ -1,19 +1,19 @@
 #include "checkpoint/state.h"
 
-#include <algorithm>
 #include <cstdio>
-#include <filesystem>
+#include <functional>
+#include <map>
 #include <vector>
 
 #include "base/text.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/resume.h"
 
-// The arrays of a file with these parts of the model: part after part, each in the order of the model's tensors.
-static std::vector<ArrayView> arrays_of(Model& model, const std::vector<Part>& parts) {
+// The arrays of a file with these parts of the model: part after part, each in the order of the tensors.
+static std::vector<ArrayView> arrays_of(const std::vector<Tensor>& tensors, const std::vector<Part>& parts) {
   std::vector<ArrayView> arrays;
   for (Part part : parts)
-    for (const Tensor& tensor : model.parameters().tensors())
+    for (const Tensor& tensor : tensors)
       arrays.push_back({(part == Part::moment1   ? "m."
                          : part == Part::moment2 ? "v."
                                                  : "") +
@@ -23,7 +23,7 @@ static std::vector<ArrayView> arrays_of(Model& model, const std::vector<Part>& p
 }
 
 static std::vector<ArrayView> snapshot_arrays(Model& model, const std::vector<Part>& parts) {
-  std::vector<ArrayView> arrays = arrays_of(model, parts);
+  std::vector<ArrayView> arrays = arrays_of(model.parameters().tensors(), parts);
   for (size_t i = 0, count = model.parameters().tensors().size(); i < arrays.size(); i++) {
     const Tensor& tensor = model.parameters().tensors()[i % count];
     arrays[i].values = model.parameters().snapshot(parts[i / count]) + tensor.offset;
@@ -35,7 +35,7 @@ static std::vector<ArrayView> snapshot_arrays(Model& model, const std::vector<Pa
 void save_gradients(Model& model, const std::string& path) {
   model.parameters().gather(Part::gradients);
   if (!model.comm().first()) return;
-  SafetensorsWriter writer(path, arrays_of(model, {Part::gradients}));
+  SafetensorsWriter writer(path, arrays_of(model.parameters().tensors(), {Part::gradients}));
   std::vector<float> values;
   for (const Tensor& tensor : model.parameters().tensors()) {
     values.resize(tensor.size);
@@ -45,39 +45,68 @@ void save_gradients(Model& model, const std::string& path) {
   writer.finish();
 }
 
-// Loads the first `count` tensors of each part.
-static void load(Model& model, const std::vector<Part>& parts, const std::string& path, size_t count) {
-  std::vector<ArrayView> arrays = arrays_of(model, parts);
-  if (count < model.parameters().tensors().size()) arrays.resize(count);
-  load_arrays(path, arrays, [&](size_t i, const float* values) {
+static void load(Model& model, const std::vector<Part>& parts, const ArrayFiles& files,
+                 const std::vector<Tensor>& tensors) {
+  size_t count = tensors.size();
+  files.load(arrays_of(tensors, parts), [&](size_t i, const float* values) {
     Part part = parts[i / count];
-    model.parameters().write(model.parameters().tensors()[i % count], values, part);
+    model.parameters().write(tensors[i % count], values, part);
     if (i % count + 1 == count) model.parameters().scatter(part);
   });
 }
 
-// Loads the weights of `init`. A regression head that they lack is new, from the seed.
-static void load_init(Model& model, const std::string& path) {
-  const std::vector<Tensor>& tensors = model.parameters().tensors();
-  auto is_head = [](const Tensor& tensor) { return tensor.name.starts_with("head."); };
-  size_t head = std::find_if(tensors.begin(), tensors.end(), is_head) - tensors.begin(), count = tensors.size();
-  if (head < count && !SafetensorsReader(path).find(tensors[head].name)) {
+// Whether init may make a parameter that its weights lack: one that GPT-2 does not have, of a variant's attention (a
+// gate, learned numbers) or of a regression head; no half of a matrix and its bias.
+static bool may_be_new(const Tensor& tensor, const std::function<bool(const std::string&)>& has) {
+  const std::string& name = tensor.name;
+  size_t weight = name.rfind(".weight"), at = name.find(".attn.");
+  if (weight != std::string::npos && has(name.substr(0, weight) + ".bias")) return false;
+  return name.starts_with("head.") ||
+         (at != std::string::npos && name.find("c_attn.", at) != at + 6 && name.find("c_proj.", at) != at + 6);
+}
+
+std::string init_problem(const Config& before, const Config& now) {
+  std::map<std::string, std::vector<int>> there;
+  for (const Tensor& tensor : parameters_of(before)) there[tensor.name] = tensor.shape;
+  auto has = [&](const std::string& name) { return there.contains(name); };
+  for (const Tensor& tensor : parameters_of(now)) {
+    if (!has(tensor.name) && (now.init_missing == InitMissing::refuse || !may_be_new(tensor, has)))
+      return tensor.name + " is missing there";
+    if (has(tensor.name) && there[tensor.name] != tensor.shape) return tensor.name + " has another shape there";
+    there.erase(tensor.name);
+  }
+  return there.empty() ? "" : there.begin()->first + " has no place in the new model";
+}
+
+// Loads the weights of `init`. Parameters that they lack are made from the seed, as in a run that starts afresh.
+static void load_init(Model& model, const ArrayFiles& weights) {
+  std::vector<Tensor> there;
+  std::string head, others;
+  for (const Tensor& tensor : model.parameters().tensors()) {
+    bool makes = model.config().init_missing == InitMissing::make && !weights.has(tensor.name) &&
+                 may_be_new(tensor, [&](const std::string& name) { return weights.has(name); });
+    if (makes) append_item(tensor.name.starts_with("head.") ? head : others, tensor.name);
+    else there.push_back(tensor);
+  }
+  if (!head.empty() || !others.empty()) {
     model.parameters().init_random(model.config().seed);
     model.parameters().gather(Part::parameters);
-    std::string names;
-    for (size_t i = head; i < tensors.size(); i++) append_item(names, tensors[i].name);
-    std::printf("new, from the seed: %s\n", names.c_str());
-    count = head;
   }
-  load(model, {Part::parameters}, path, count);
+  load(model, {Part::parameters}, weights, there);
+  if (!head.empty()) std::printf("new, from the seed: %s\n", head.c_str());
+  if (!others.empty() && model.comm().first())
+    warn(
+        "init: the weights lack parameters of this model, which are new, from the seed (init_missing = \"refuse\" "
+        "refuses that): %s",
+        others.c_str());
 }
 
 int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training) {
   const std::string& init = model.config().init;
   if (from) {
-    size_t all = model.parameters().tensors().size();
-    load(model, {Part::parameters}, from->path + "/model.safetensors", all);
-    if (training) load(model, {Part::moment1, Part::moment2}, from->path + "/optimizer.safetensors", all);
+    const std::vector<Tensor>& all = model.parameters().tensors();
+    load(model, {Part::parameters}, ArrayFiles({from->path + "/model.safetensors"}), all);
+    if (training) load(model, {Part::moment1, Part::moment2}, ArrayFiles({from->path + "/optimizer.safetensors"}), all);
     return from->state.step;
   }
   if (init.empty()) {
@@ -86,18 +115,16 @@ int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool 
     return 0;
   }
   StepFolder folder = named_folder(init);
-  std::error_code error;
-  if (!std::filesystem::exists(folder.path + "/model.safetensors", error))
-    user_error("config: init = \"%s\" is not a folder with a model.safetensors%s; name one, as runs/NAME/step_00001000",
-               init.c_str(), error ? (": " + error.message()).c_str() : "");
+  const ArrayFiles weights(weight_files(folder.path));
   if (std::string damage = damage_of_weights(folder.path); !damage.empty())
     user_error(
         "config: init = \"%s\": %s; name another checkpoint, or remove state.json there if the weights were changed on "
         "purpose",
         init.c_str(), damage.c_str());
-  load_init(model, folder.path + "/model.safetensors");
-  std::printf("weights from %s\n", folder.path.c_str());
-  for (const std::string& difference : model_differences(folder.path, model.config()))
+  load_init(model, weights);
+  std::printf("weights from %s%s\n", folder.path.c_str(),
+              training ? "; the optimizer's moments, the data order and the steps begin anew" : "");
+  for (const std::string& difference : model_differences(folder.path, weights, model.config()))
     if (model.comm().first()) warn("init: %s", difference.c_str());
   return folder.step;
 }

@@ -13,6 +13,9 @@
 // fit.
 int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training);
 
+// Why init cannot start the model of `now` from weights of `before`; "" if it can.
+std::string init_problem(const Config& before, const Config& now);
+
 // Writes the unclipped gradients to a safetensors file, under the names of model.safetensors. Called by all ranks; rank
 // 0 writes.
 void save_gradients(Model& model, const std::string& path);

@@ -18,6 +18,8 @@
 // Each followed by its names, as those of attention/settings.h; the name "": filled in.
 enum class Precision { automatic, fp32, bf16 };  // automatic: bf16 on a GPU, fp32 on the CPU, by prepare_device()
 inline constexpr const char* precision_names[] = {"", "fp32", "bf16"};
+enum class InitMissing { make, refuse };
+inline constexpr const char* init_missing_names[] = {"make", "refuse"};
 enum class Position { rope, learned, none };
 inline constexpr const char* position_names[] = {"rope", "learned", "none"};
 enum class Schedule { cosine, linear, wsd, constant };
@@ -37,6 +39,7 @@ struct Config {
   std::string name;  // output goes to runs/NAME; auto: the file's name, without .json
   uint64_t seed = 1337;
   std::string init;  // folder with model.safetensors to start from; "" = fresh
+  InitMissing init_missing = InitMissing::make;
   Precision precision = Precision::automatic;
   int threads = 0;  // CPU only; 0 = auto: cores / ranks
 

@@ -60,6 +60,7 @@ static const Needs
                  [](const Config& c) {
                    return ROPE.met(c) && std::lround(c.model.rope_fraction * (c.model.head_dim / 2)) > 1;
                  }},
+    INIT = {"init", [](const Config& c) { return !c.init.empty(); }},
     SAMPLES = {"generate.every > 0 (--generate gives its own prompt)",
                [](const Config& c) { return c.generate.every > 0; }, true},
     TOP_K = {"generate.temperature > 0", [](const Config& c) { return c.generate.temperature > 0; }},
@@ -115,7 +116,10 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
      may_change, of_a_rank},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "seed of the initial weights, the data order and sampling"},
     {"init", &c.init, "", no,
-     "folder with a model.safetensors to start from; empty starts afresh", compared, of_a_rank},
+     "folder with a model.safetensors, whole or in parts, to start from; empty starts afresh", compared, of_a_rank},
+    only_with(INIT, {"init_missing", choice(c.init_missing, init_missing_names), "", no,
+                     "parameters of attention or a regression head that init lacks: made from the seed, or refused",
+                     compared}),
     {"precision", choice(c.precision, precision_names), "", "bf16 on a GPU, fp32 on the CPU",
      "precision of activations and matrix products"},
     {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change, of_a_rank},

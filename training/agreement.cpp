@@ -1,6 +1,7 @@
 #include "training/agreement.h"
 
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/checksum.h"
@@ -8,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/utf8.h"
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/resume.h"
 #include "settings/table.h"
 
@@ -34,9 +36,11 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
 
 Facts init_facts(const Config& config) {
   Facts facts;
-  std::string weights = config.init + "/model.safetensors";
-  if (!config.init.empty() && is_there(weights))
-    facts["init, the content of model.safetensors"] = sampled_checksum(weights);
+  if (!config.init.empty()) try {
+      for (const std::string& path : weight_files(named_folder(config.init).path))
+        facts["init, the content of " + std::filesystem::path(path).filename().string()] = sampled_checksum(path);
+    } catch (const UserError&) {
+    }  // "none" if other ranks can read it; if none can, initial_state() says why
   return facts;
 }
 

@@ -363,8 +363,8 @@ TEST_F(SameRun, RefusedChanges) {
   val.push_back({"more.bin", 1, "0c"});
   EXPECT_EQ(error(),
             "user: command line: --resume: the run in runs/a/step_00000020 was begun with other settings; restore "
-            "the old values, or begin another run with these weights (--set name=... --set "
-            "init=runs/a/step_00000020, without --resume):"
+            "the old values, or begin another run (--set name=... without --resume), which cannot take these weights "
+            "as init (h.12.ln_1.weight is missing there):"
             "\n  seed: 18446744073709551615 in the checkpoint, 3 now"
             "\n  model.layers: 12 in the checkpoint, 13 now"
             "\n  attention.gate.bias_init: 0 in the checkpoint, 0.5 now"

@@ -11,7 +11,7 @@ import re
 import struct
 import subprocess
 
-from support.workspace import ROOT, TRAIN, Workspace, read_safetensors
+from support.workspace import ROOT, TRAIN, Workspace, read_safetensors, write_safetensors
 
 try:
   import transformers
@@ -132,6 +132,136 @@ class Interchange(Trained):
       done = self.ok("--resume", "runs/tiny/step_00000002", **run)
       self.assertEqual(done.stderr, "")
       self.assertEqual(self.bytes_of(self.model()), expected)
+
+
+class Init(Trained):
+  """`init` of files as others write them."""
+
+  def setUp(self):
+    super().setUp()
+    folder, _ = self.trained()
+    self.whole = os.path.relpath(folder, self.folder)
+    self.tensors = read_safetensors(os.path.join(folder, "model.safetensors"))
+    self.changes = {**GPT2, "name": "again", "init": "init", "optimizer__warmup_steps": 0}
+
+  def write_init(self, tensors, file="model.safetensors"):
+    write_safetensors(self.path("init", file), tensors)
+
+  def said(self, tensors):
+    self.write_init(tensors)
+    return self.ok("--dry-run", **self.changes).stderr
+
+  def refused(self, *names):
+    self.bad("--dry-run", names=names, wrote_nothing=False, **self.changes)
+
+  def test_tensors_without_a_place(self):
+    """They are known to change nothing, or named."""
+    kind, shape, data = wte = self.tensors["wte.weight"]
+    mask, number = ("U8", [1, 1, 16, 16], bytes(256)), ("F32", [], bytes(4))
+    for prefix in ("", "transformer."):
+      prefixed = {prefix + name: tensor for name, tensor in self.tensors.items()}
+      self.assertEqual(self.said({**prefixed, "lm_head.weight": wte, prefix + "h.1.attn.bias": mask,
+                                  prefix + "h.0.attn.masked_bias": number}), "")
+    for head in ((kind, shape, data[:-4] + bytes(4)), (kind, [128, 16], data[:len(data) // 2])):
+      for config in (None, {"tie_word_embeddings": True}):  # the values count
+        if config:
+          self.write("init/config.json", json.dumps(config))
+        self.assertRegex(self.said({**self.tensors, "lm_head.weight": head}),
+                         "^warning: init: init: lm_head.weight differs from wte.weight, .*will change\n$")
+    self.write("init/config.json", '{"tie_word_embeddings": false}')
+    self.assertEqual(self.said({**self.tensors, "lm_head.weight": wte}), "")
+    for name, tensor in {"h.2.attn.bias": mask, "h.0.attn.bias": self.tensors["h.0.attn.c_attn.bias"],
+                         "h.0.mlp.bias": mask, "lm_head.bias": number, "score.weight": wte,
+                         "h.2.ln_1.bias": number, "h.0.attn.rotary_emb.inv_freq": number}.items():
+      self.write_init({**self.tensors, name: tensor})
+      self.refused(f'"{name}" .* is not a parameter of this model')
+    self.write_init({**self.tensors, "lm_head.weight": wte, "transformer.lm_head.weight": wte})
+    self.refused('"lm_head.weight" is there twice')
+
+  def test_gpt2_in_a_model_of_other_attention(self):
+    self.write_init(self.tensors)
+    self.write("init/config.json", '{"model_type": "gpt2"}')
+    self.changes["attention__kind"] = "relu"
+    self.assertIn('trained with attention.kind = "softmax" (here "relu")', self.ok("--dry-run", **self.changes).stderr)
+
+  def test_several_files(self):
+    names = list(self.tensors)
+    parts = {"a.safetensors": names[:3], "b.safetensors": names[3:]}
+    for file, some in parts.items():
+      self.write_init({name: self.tensors[name] for name in some}, file)
+    listed = {name: file for file, some in parts.items() for name in some}
+
+    def index(text):
+      text = text if isinstance(text, str) else json.dumps({"weight_map": text})
+      self.write("init/model.safetensors.index.json", text)
+    index(listed)
+    for init in ("init", self.whole):
+      self.ok("--eval", **{**self.changes, "init": init})
+    self.assertEqual(*(line["loss"] for line in self.metrics("again", "eval")))
+    for text, said in (("[]", "has no weight_map"), ('{"weight_map": {}}', "has no weight_map"),
+                       ("{", "not valid JSON"),
+                       *(({**listed, names[0]: file}, f"file of tensor .*{names[0]}.* beside it")
+                         for file in ("../a.safetensors", "/a.safetensors", "", "..", "a.bin", 3, None)),
+                       ({**listed, names[0]: "c.safetensors"}, "c.safetensors"),
+                       ({**listed, names[0]: "b.safetensors"}, f"lists tensor .*{names[0]}.* none of that name"),
+                       ({**listed, "lm_head.weight": "a.safetensors"}, "lists tensor .*lm_head.weight"),
+                       ({name: listed[name] for name in names[:3]}, "is missing")):
+      index(text)
+      self.refused(said)
+    index(listed)
+    self.write_init({name: self.tensors[name] for name in names[2:]}, "b.safetensors")
+    self.refused(f"{names[2]}.* is there twice, also in init/a.safetensors")
+
+  def test_other_folders(self):
+    os.makedirs(self.path("init"))
+    for file, said in (("pytorch_model.bin", r'from_pretrained\("init"\).save_pretrained'),
+                       ("x.gguf", 'gguf_file="x.gguf"'), ("model.fp16.safetensors", "call it model.safetensors")):
+      self.write(os.path.join("init", file), "")
+      self.refused(f"{file}.*{said}")
+      self.changes["init"] = "init/" + file
+      self.refused(file)
+      self.changes["init"] = "init"
+      os.remove(self.path("init", file))
+    for init, said in (("runs/tiny", "a run; name one of its checkpoints, as runs/tiny/step_00000001"),
+                       ("runs/tiny/step_00000001/model.safetensors", "name the folder"), ("gone", "no such folder"),
+                       ("init", "name one, as")):
+      self.changes["init"] = init
+      self.refused(said)
+
+  def test_parameters_of_another_variant_are_made(self):
+    for changes, made in (({"attention__gate": {"activation": "sigmoid"}}, ["attn.c_gate.weight", "attn.c_gate.bias"]),
+                          ({"attention__sink": "learned", "attention__layers": ["softmax", "lssa"]}, ["attn.sink"]),
+                          ({"attention__scale": "ssmax"}, ["attn.ssmax_scale"]),
+                          ({"attention__bias": "fox"}, ["attn.c_decay.weight", "attn.c_decay.bias"])):
+      changes = {**self.changes, **changes, "init": self.whole, "optimizer__lr": 0}
+      done, weights = self.ok("--overwrite", **changes), []
+      for name in ("again", "fresh"):
+        if name == "fresh":
+          self.ok("--overwrite", **{**changes, "name": name, "init": ""})
+        weights.append(read_safetensors(self.checkpoint(1, "model.safetensors", run=name)))
+      new = set(weights[0]) - set(self.tensors)
+      self.assertEqual({name.split(".", 2)[2] for name in new}, set(made))
+      for name, tensor in weights[0].items():
+        self.assertEqual(tensor, (weights[1] if name in new else self.tensors)[name], name)
+        listed = re.search("^warning: init: the weights lack .*", done.stderr, re.MULTILINE)[0]
+        self.assertEqual(name in listed, name in new)
+      self.assertIn("the optimizer's moments, the data order and the steps begin anew", done.stdout)
+      self.bad(names=[made[0] + ".* is missing"], wrote_nothing=False, **{**changes, "init_missing": "refuse"})
+      del changes["init"]
+      self.bad("--resume", names=["another run with these weights .*init=.*with new moments"], wrote_nothing=False,
+               **{**changes, "name": "tiny"})
+
+  def test_other_parameters_are_not_made(self):
+    for name in ("h.1.mlp.c_fc.weight", "h.0.attn.c_attn.bias", "h.1.attn.c_proj.weight", "wpe.weight", "ln_f.bias"):
+      self.write_init({other: tensor for other, tensor in self.tensors.items() if other != name})
+      self.refused(f"{name} .* is missing")
+    self.changes["attention__gate"] = {"activation": "sigmoid"}
+    self.write_init({**self.tensors, **{f"h.{layer}.attn.c_gate.bias": ("F32", [16], bytes(64)) for layer in (0, 1)}})
+    self.refused("h.0.attn.c_gate.weight .* is missing")
+    self.bad("--resume", "--eval", names=["init cannot take them either: h.0.attn.c_attn.weight has another shape"],
+             wrote_nothing=False, **{**GPT2, "model__head_dim": 4})
+    self.bad("--resume", names=["without --resume\\), which cannot take these weights"], wrote_nothing=False,
+             **{**GPT2, "optimizer__warmup_steps": 0, "model__position": "rope"})
 
 
 class Tokenizer(Trained):

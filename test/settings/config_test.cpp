@@ -36,7 +36,7 @@ TEST(Config, IntervalsNeedNoSpace) {  // those of a kind's file are its author's
 
 TEST(Config, DefaultsAreTheDocumentedOnes) {
   EXPECT_EQ(config_json(parse_config("{}", "")), nlohmann::ordered_json::parse(R"({
-  "name": "run", "seed": 1337, "init": "", "precision": "", "threads": 0,
+  "name": "run", "seed": 1337, "init": "", "init_missing": "make", "precision": "", "threads": 0,
   "model": {"layers": 12, "heads": 12, "channels": 768, "head_dim": 64, "context": 1024,
             "vocab": 50257, "mlp_ratio": 4, "position": "rope", "rope_base": 10000,
             "rope_fraction": 1, "head": {"outputs": 0}},
