@@ -26,7 +26,8 @@ ParameterLayout::ParameterLayout(const std::function<std::vector<ParameterRow>(i
   auto place = [&](const ParameterRow& row, int l) {
     if (elements(row.shape) == 0) return;
     std::string name = row.per_layer ? format("h.%d.%s", l, row.name.c_str()) : row.name;
-    Tensor tensor = {name, row.shape, row.init, row.decays, total, elements(row.shape), 0};
+    Tensor tensor = {name,       row.shape, row.init, row.decays, total, elements(row.shape), 0, row.per_layer ? l : -1,
+                     row.by_head};
     if (row.continues != NOTHING) {
       const Tensor& left = latest[row.continues];
       tensor.offset = left.offset + left.columns();

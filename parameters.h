@@ -36,6 +36,7 @@ struct ParameterRow {
   bool decays, per_layer;
   std::vector<int> padded = {};   // the shape in memory, if that is larger
   Parameter continues = NOTHING;  // its rows lie in the padding of that parameter's: one matrix for one product
+  bool by_head = false;           // a number for each head, which reports show as what the heads learned
 };
 
 // One parameter of the model. Names, shapes and layouts are Hugging Face's GPT-2: a matrix is [inputs, outputs].
@@ -47,6 +48,8 @@ struct Tensor {
   size_t offset;  // of its first element in the parameter, gradient and moment arrays
   size_t size;    // product of shape
   size_t stride;  // from row to row there: longer than a row if padding or another tensor lies between
+  int layer;      // -1: it belongs to none
+  bool by_head;   // as in the table
   size_t columns() const { return size_t(shape.back()); }
   size_t rows() const { return size / columns(); }
 };

@@ -62,8 +62,8 @@ QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& a) {
 
 // THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it. It
 // is layer l's: layers may differ in their gate, bias, sink and kind. Its columns: id, name, shape, initial values,
-// whether weight decay applies, whether it is per layer; then the shape in memory if it is padded, and the parameter
-// whose padding holds this one (parameters.h).
+// whether weight decay applies, whether it is per layer; then the shape in memory if it is padded, the parameter whose
+// padding holds this one, and whether it is a number for each head (parameters.h).
 //
 // One product makes all that attention needs: a token's row of qkv, Q columns.
 //   column  0           A           2A          3A        3A+Z           3A+Z+G    Q
@@ -81,9 +81,10 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   Init residual{.std = 0.02f / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
   Init gate = a.gate.weight_init == GateWeights::zero ? zero : normal;
+  bool headwise = a.gate.granularity == GateGranularity::headwise;
   ParameterRow learned[MOST_PARAMETERS];  // of a kind that is a file
   for (int n = 0; n < MOST_PARAMETERS; n++) {
-    learned[n] = {Parameter(SCORE + n), "", {0}, zero, false, true};
+    learned[n] = {Parameter(SCORE + n), "", {0}, zero, false, true, {}, NOTHING, true};
     const KindFile* file = kind_file(a.kind);
     if (!file || n >= int(file->learned.size())) continue;
     learned[n].name = format("attn.score.%s", file->learned[n].name);
@@ -98,10 +99,11 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
       {DECAY_W, "attn.c_decay.weight", {Z ? C : 0, Z}, normal, true, true, {}, QKV_W},
       {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate, true, true, {}, Z ? DECAY_W : QKV_W},
       {QKV_B, "attn.c_attn.bias", {3 * A}, zero, false, true, {Q}},
-      {DECAY_B, "attn.c_decay.bias", {Z}, zero, false, true, {}, QKV_B},
-      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, Z ? DECAY_B : QKV_B},
-      {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, ssmax, false, true},
-      {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, zero, false, true},
+      {DECAY_B, "attn.c_decay.bias", {Z}, zero, false, true, {}, QKV_B, true},
+      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, Z ? DECAY_B : QKV_B,
+       headwise},
+      {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, ssmax, false, true, {}, NOTHING, true},
+      {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, zero, false, true, {}, NOTHING, true},
       learned[0], learned[1], learned[2], learned[3],
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, residual, true, true},
       {ATT_PROJ_B, "attn.c_proj.bias", {C}, zero, false, true},

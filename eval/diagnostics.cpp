@@ -294,6 +294,36 @@ static void print(const ordered_json& report) {
   std::fflush(stdout);
 }
 
+// ---- what the heads learned
+
+ordered_json learned_by_head(Model& model) {
+  ordered_json learned;
+  ParameterStore& store = model.parameters();
+  if (std::ranges::none_of(store.tensors(), &Tensor::by_head)) return learned;
+  store.gather(Part::parameters);
+  for (const Tensor& tensor : store.tensors()) {
+    if (!tensor.by_head) continue;
+    std::vector<float> values(tensor.size);
+    store.read(tensor, Part::parameters, values.data());
+    ordered_json& layers = learned[tensor.name.substr(tensor.name.find('.', 2) + 1)];  // without "h.LAYER."
+    if (layers.is_null()) layers = ordered_json::array_t(size_t(model.config().model.layers));
+    layers[size_t(tensor.layer)] = values;
+  }
+  return learned;
+}
+
+static void print_learned(const ordered_json& learned) {
+  for (const auto& [name, layers] : learned.items()) {
+    std::printf(" layer | %s of head 0, 1, ...\n", name.c_str());
+    for (size_t l = 0; l < layers.size(); l++) {
+      std::string line;
+      for (const ordered_json& value : layers[l]) (line += ' ') += cell_text("%8.4g", value.get<double>());
+      if (!line.empty()) std::printf("%6zu |%s\n", l, line.c_str());
+    }
+  }
+  std::fflush(stdout);
+}
+
 // ---- all of it
 
 bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<int>& lengths) {
@@ -301,6 +331,7 @@ bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, co
   const Config& config = model.config();
   Comm& comm = model.comm();
   size_t L = size_t(config.model.layers), H = size_t(config.model.heads), ranks = size_t(comm.size());
+  const ordered_json learned = learned_by_head(model);
   bool finite = true;
   for (int length : lengths) {
     check_diagnostics(config, shards, length);
@@ -332,8 +363,10 @@ bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, co
     ordered_json report = report_of(layers, config, length, count, asking.weights);
     AttentionSettings attention = config.attention_at(length);
     if (attention.window) report.update({{"window", attention.window}, {"sink_tokens", attention.sink_tokens}});
+    if (!learned.is_null()) report["learned"] = learned;
     print(report);
     asking.metrics.write("diagnostics", report);
   }
+  print_learned(learned);
   return finite;
 }

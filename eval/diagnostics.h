@@ -11,6 +11,7 @@
 // Windows of L tokens do not overlap. With diagnostics.start = any they are those of an evaluation; with document each
 // begins at a config.end_of_text. Memory is linear in L. Ranks take batches of windows in turn, and all get the result.
 #pragma once
+#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 #include "data/shards.h"
@@ -23,3 +24,8 @@ int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards
 // for eval_rows(config, lengths) rows. Returns whether the residual streams are finite.
 bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<int>& lengths);
 int diagnostics_batch(const Config& config, int length);  // windows at once
+
+// What the heads learned: {"attn.sink": [L] of [H], ...} of every parameter that is a number for each head; null for a
+// layer without it, and for a model without any. The float32 masters. All ranks; as gather() in parameters.h says, it
+// may overwrite the gradients.
+nlohmann::ordered_json learned_by_head(Model& model);

@@ -9,7 +9,7 @@ shortest that all runs have (--length: another). Without --out the picture is RU
 import argparse
 
 import sections
-from section_answers import DIAGNOSTICS
+from section_answers import DIAGNOSTICS, LEARNED
 from common import ArgumentParser, run
 
 
@@ -19,7 +19,7 @@ def main():
   parser.add_argument("--length", type=int, metavar="T",
                       help="[the trained length, else the shortest that all runs have]")
   args = parser.parse_args()
-  sections.show_one(DIAGNOSTICS, args, length=args.length)
+  sections.show_one(DIAGNOSTICS, args, LEARNED, length=args.length)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ def points(run):
   # By step: libraries call the point that comes last the newest.
   found += [("step", e.step, e.time, losses(e))
             for e in sorted(run.evaluations + run.suffixes, key=lambda e: (e.step, e.time or 0))]
+  found += [("step", step, time, {f"learned/{name}/{layer}/{head}": value for name, layers in learned.items()
+                                  for layer, heads in enumerate(layers) for head, value in enumerate(heads)})
+            for step, (time, learned) in sorted(run.learned.items())]
   found += [("position", last, e.time, {f"eval/by_position/{length}": loss})
             for length, e in run.row.items() for loss, last in zip(e.by_position, e.edges[1:])]
   numbers = lambda values: {name: value for name, value in values.items() if metrics.finite(value) is not None}

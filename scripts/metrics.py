@@ -168,6 +168,14 @@ def window_of(entry):
   return f"a window of {window} keys and {entry.get('sink_tokens', 0)} sink tokens" if window else ""
 
 
+def learned_by_head(entry):
+  """{"attn.sink": [[number of each head] of each layer]} in a "diagnostics" or "groups" line; [] for a layer without,
+  names without numbers left out."""
+  found = {name: [*map(numbers, layers)] for name, layers in section(entry, "learned").items()
+           if isinstance(layers, list)}
+  return {name: layers for name, layers in found.items() if any(layers)}
+
+
 class Diagnosis:
   """A "diagnostics" line. Its numbers, and lists by layer: first and the like of each layer's heads, max |x| (the
   largest), gate_shares. reach: the share of each bin of distances, a mean over layers and heads. Null becomes None."""
@@ -261,7 +269,8 @@ class Run:
   row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations in mode
   "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes: those of
   all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own
-  window. left_out: {"of other.bin": how many} of all that is in none of these.
+  window. learned: {step: (time, learned_by_head())} of the steps with any. left_out: {"of other.bin": how many} of all
+  that is in none of these.
 
   The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first.
   A warning names the first damaged line of a file, once."""
@@ -299,7 +308,7 @@ class Run:
               entry["samples"] = section(latest, "task").get("samples")  # the answers' file, where --tasks wrote one
             if entry["type"] == "passkey" and window_of(entry) != self.window_at(entry["length"]):
               entry["form"] = f"{entry['form']}, {window_of(entry) or 'no window'}"  # a measurement of its own
-            asked.append((entry["type"], line, other_run(entry.get("weights"), latest)))
+            asked.append((entry, line, other_run(entry.get("weights"), latest)))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
           continue
         except UserError as error:
@@ -313,8 +322,11 @@ class Run:
     first = "" if self.lines else found[0].elsewhere if found else asked[0][2] if asked else ""
     for e in found:
       e.elsewhere = e.elsewhere if e.elsewhere != first else ""
-    diagnostics = {}
-    for kind, line, elsewhere in asked:
+    diagnostics, self.learned = {}, {}
+    for entry, line, elsewhere in asked:
+      kind = entry["type"]
+      if elsewhere in ("", first) and (learned := learned_by_head(entry)):
+        self.learned[entry["step"]] = finite(entry.get("time")), learned
       if elsewhere in ("", first) and kind == "diagnostics":
         if line.window == self.window_at(line.length):
           diagnostics.setdefault(line.step, {})[line.length] = line

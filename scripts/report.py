@@ -25,7 +25,7 @@ import sections
 import tables
 import variants
 from common import ArgumentParser, UserError, check_output, output_folder, run as run_main
-from section_answers import DIAGNOSTICS, PASSKEY, TASKS, diagnostics_columns, passkey_columns, task_columns
+from section_answers import DIAGNOSTICS, LEARNED, PASSKEY, TASKS, diagnostics_columns, passkey_columns, task_columns
 from section_losses import CONTEXTS, LENGTHS, SETTINGS
 from section_training import COST, CURVES, DEVICE, SPEED, SPEEDS, STABILITY, each, last
 from sections import Column, Section, Text, View, field, table
@@ -135,7 +135,7 @@ def appendix(view):
 
 
 RUNS = Section("runs", "Runs", lambda run: True, "", facts)
-SECTIONS = RUNS, SETTINGS, CURVES, LENGTHS, CONTEXTS, TASKS, PASSKEY, DIAGNOSTICS, SPEED, STABILITY
+SECTIONS = RUNS, SETTINGS, CURVES, LENGTHS, CONTEXTS, TASKS, PASSKEY, DIAGNOSTICS, LEARNED, SPEED, STABILITY
 MEASURES = {"windows": LENGTHS, "suffix": CONTEXTS}  # the section that a sweep's results are of, by their mode
 
 
@@ -220,7 +220,8 @@ def write(arguments, view, swept):
   there = [section for section in SECTIONS if any(map(section.has, view.runs))]
   shown = [*there, *(section_sweep.section(result, number) for number, result in enumerate(swept, 1))]
   by_sweep = {MEASURES[result["mode"]] for result in swept}
-  missing = [Text(f"{section.title}: {section.needs}") for section in SECTIONS if section not in (*there, *by_sweep)]
+  missing = [Text(f"{section.title}: {section.needs}") for section in SECTIONS
+             if section.needs and section not in (*there, *by_sweep)]
   if not swept:
     missing.append(Text("Sweeps: python3 scripts/sweep.py configs/sweeps/lr.json, and --sweep names its results."))
   parts = [("Summary", [*unfair(view), summary(view), *[Text(CAPTION)] * (len(view.runs) > 1)]),

@@ -276,6 +276,23 @@ def diagnostics_tables(view):
           table(view.rows(DIAGNOSTICS.has), columns)]
 
 
+def learned_tables(view):
+  """Of each run's newest step with any: a row for each layer, a column for each head."""
+  newest_of = lambda run: run.learned[max(run.learned)][1]
+  rows, most = [], 0
+  for variant in view.variants:
+    found = [newest_of(run) for run in filter(LEARNED.has, variant.runs)]
+    for name in dict.fromkeys(name for learned in found for name in learned):
+      for layer in range(max(len(learned.get(name, [])) for learned in found)):
+        heads = [learned[name][layer] for learned in found if any(learned.get(name, [])[layer:layer + 1])]
+        rows += [([variant.label, name, str(layer)], heads)] if heads else []
+        most = max([most, *map(len, heads)])
+  columns = [Column(f"head {head}", lambda heads, head=head: heads[head] if head < len(heads) else None, "{:.4g}")
+             for head in range(most)]
+  return [Text("Numbers that each head has learned, by layer and head; docs/metrics.md says what they mean."),
+          table(rows, columns, ["run", "number", "layer"])]
+
+
 def cumulative(shares):
   """(end of the bin, share of attention within it) of bins of distances 0, 1, 2 to 3, 4 to 7, ..."""
   total, points = 0, []
@@ -360,3 +377,4 @@ def diagnostics_panels(view):
 DIAGNOSTICS = Section("diagnostics", "Diagnostics", lambda run: bool(run.diagnostics), "./train RUN --diagnostics",
                       diagnostics_tables, diagnostics_panels,
                       "Diagnostics by layer and distance, and the first token's share by head.")
+LEARNED = Section("learned", "What the heads learned", lambda run: bool(run.learned), "", learned_tables)

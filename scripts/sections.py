@@ -113,7 +113,8 @@ def show(view, shown, out, name, draw):
   print(f"\npicture: {path}")
 
 
-def show_one(section, args, **options):
+def show_one(section, args, *more, **options):
+  """more: sections of which the tables are printed too."""
   view = View(read_runs(args.runs, section), **options)
   panels = section.panels(view)
-  show(view, [section], args.out, section.name + ".png", lambda: figure(view, panels, panels[0]))
+  show(view, [section, *more], args.out, section.name + ".png", lambda: figure(view, panels, panels[0]))

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "eval/diagnostics.h"
+
 using Groups = std::vector<std::pair<std::string, std::vector<Strip>>>;
 
 static void add(Groups& groups, const std::string& name, const Strip& strip) {
@@ -40,5 +42,7 @@ void write_group_norms(Model& model, const AdamW& settings, int64_t step, Metric
     norms[name] = {number(std::sqrt(gradient)), number(std::sqrt(weight)),
                    weight > 0 ? number(std::sqrt(update / weight)) : NAN};
   }
-  metrics.write("groups", {{"step", step}, {"norms", norms}});
+  nlohmann::ordered_json line = {{"step", step}, {"norms", norms}};
+  if (auto learned = learned_by_head(model); !learned.is_null()) line["learned"] = learned;
+  metrics.write("groups", line);
 }

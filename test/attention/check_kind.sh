@@ -11,7 +11,8 @@ bash test/support/run.sh build/cpu "$@"
 python=${PYTHON:-$(find_python)}
 names=$(for file in $kinds; do basename "$file" .cuh; done)
 echo "=== threads, ranks, streams, interruptions"
-(cd test && KIND_NAMES=$names TRAIN=$OLDPWD/build/cpu/train "$python" -m unittest -k test_kind program.test_invariance)
+(cd test && KIND_NAMES=$names TRAIN=$OLDPWD/build/cpu/train "$python" -m unittest -k test_kind program.test_invariance \
+  eval.test_diagnostics)
 echo "=== PyTorch"
 with_formula=$(grep -l 'pytorch = ' $kinds || true)
 if ! "$python" -c 'import torch, transformers' 2>/dev/null; then

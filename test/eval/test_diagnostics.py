@@ -1,5 +1,6 @@
 """./train --diagnostics, diagnostics.every, log.groups_every."""
 import math
+import os
 
 from support.scripts import SCRIPTS  # noqa: F401: on the path
 from support.workspace import Workspace, floats, read_safetensors, shard, write_safetensors
@@ -128,6 +129,36 @@ class Diagnostics(Workspace):
     self.assertEqual(last, [line for line in first if line["type"] == "diagnostics"][-1])
     self.ok(name="without", checkpoint__every=2, eval__every=0)  # training is not changed
     self.assertEqual(self.bytes_of(self.model()), self.bytes_of(self.model("without")))
+
+  def test_kinds_learn_what_the_checkpoint_holds(self):
+    """By layer and head: each tensor of as many numbers as heads, also those of the kinds of make check-kind."""
+    sinks = {"attention__variant": "softmax_sink", "attention__scale": "ssmax"}
+    logits = {"attention__bias": "fox", "attention__gate": {"activation": "sigmoid", "granularity": "headwise"}}
+    for number, (flags, changes, names) in enumerate((
+        ((), sinks, ["attn.ssmax_scale", "attn.sink"]),
+        ((), {**sinks, "attention__layers": ["alibi", "relu"]}, ["attn.ssmax_scale", "attn.sink"]),
+        ((), logits, ["attn.c_decay.bias", "attn.c_gate.bias"]),
+        ((), {**logits, "attention__gate": {"activation": "sigmoid"}}, ["attn.c_decay.bias"]),
+        (("--gpus", "2"), {**sinks, "precision": "bf16"}, ["attn.ssmax_scale", "attn.sink"]),
+        ((), {}, []),
+        *(((), {"attention__variant": kind}, None) for kind in os.environ.get("KIND_NAMES", "").split()))):
+      name = f"run{number}"
+      done = self.ok(*flags, name=name, log__groups_every=2, diagnostics__every=4, **changes)
+      expected = {}
+      for tensor, (_, shape, data) in read_safetensors(self.model(name)).items():
+        if shape == [2]:  # heads
+          _, layer, part = tensor.split(".", 2)
+          expected.setdefault(part, [None, None])[int(layer)] = list(floats(data))
+      self.assertIn(names, (None, [*expected]))
+      lines = [line for line in self.metrics(name) if line["type"] in ("groups", "diagnostics") and line["step"] == 4]
+      self.assertEqual([line.get("learned", {}) for line in lines], [expected, expected])
+      for part, layers in expected.items():
+        self.assertGreater(len({value for heads in layers if heads for value in heads}), 1)  # they did learn
+        table = " layer | %s of head 0, 1, ...\n" % part + "".join(
+            f"{layer:6} |{''.join(' %8.4g' % value for value in heads)}\n"
+            for layer, heads in enumerate(layers) if heads)
+        self.assertIn(table, done.stdout)
+      self.assertEqual(done.stdout.count("of head 0, 1"), 2 * len(expected))  # at steps 0 and 4
 
   def test_documents(self):
     tokens = [7] * 100

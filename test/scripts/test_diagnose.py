@@ -44,6 +44,23 @@ class Diagnose(ScriptTest):
     self.assertTrue(os.path.exists(os.path.join(a, "diagnostics.png")))
     self.assertIn("at length 8.", self.diagnose(a, "--length", 8))  # of nulls
 
+  def test_what_the_heads_learned(self):
+    learned = {"attn.sink": [[1.5, -0.25], None], "attn.score.slope": [[0.125, 2.0], [3.0, None]],
+               "odd": 7, "none": [7]}
+    groups = {"type": "groups", "time": 1.0, "step": 4, "norms": {}, "learned": learned}
+    doubled = {**groups, "learned": {"attn.sink": [[2.5, -0.25], None]}}
+    for seed, entry in ((1, groups), (2, doubled)):
+      earlier = line(2, 16, 0.5, learned={"attn.sink": [[9, 9], [9, 9]]})
+      self.diagnosed(f"s_{seed}", earlier, {**earlier, "step": 3}, entry, line(4, 16, 0.5), seed=seed)
+    self.diagnosed("old", line(4, 16, 0.5), attention={"variant": "relu"})
+    out = self.diagnose("s_1", "old", "--out", "x.png")
+    for row in ("run | number | layer | head 0 | head 1", "s_1 | attn.sink | 0 | 1.5 | -0.25",
+                "s_1 | attn.score.slope | 0 | 0.125 | 2", "s_1 | attn.score.slope | 1 | 3 | -"):
+      self.assertIn(f"| {row} |\n", out + "\n")
+    self.assertEqual(out.count("attn.sink"), 1)
+    self.assertIn("| s_* (2 seeds) | attn.sink | 0 | 2 ± ", self.diagnose("s_1", "s_2", "--out", "x.png"))
+    self.assertNotIn("head 0", self.diagnose("old", "--out", "x.png"))
+
   def test_seeds_are_one_line_and_one_map(self):
     passkey = lambda *exact: {"type": "passkey", "step": 4, "form": "compact", "length": 16, "depths": [0, 1],
                               "exact": exact, "distance": [9, 3]}

@@ -54,6 +54,7 @@ LINES = [
     {"type": "eval", "step": 1, "length": 100, "loss": 9.5, "tokens": 700, "last_loss": 9.5, "by_position": [9.0] * 34},
     {"type": "eval", "step": 2, "length": 100, "loss": 0.5, "of": {**OF, "tokens_asked": 70},
      "by_position": [0.5] * 34},
+    {"type": "groups", "time": 2e9 + 5, "step": 1, "norms": {}, "learned": {"attn.sink": [None, [0.5, None]]}},
     {"type": "eval", "mode": "suffix", "step": 2, "length": 32, "loss": 4.75, "bits_per_byte": 6.75, "context_of": 100,
      "suffix": 8, "of": OF},
     {"type": "start", "config": {**CONFIG, "init": "elsewhere"}},  # an evaluation of other weights
@@ -67,6 +68,7 @@ POINTS = [
     ("step", 2, None, {"val/loss/64": 5.25}),
     ("step", 2, None, {"eval/suffix/loss/32": 4.75, "eval/suffix/bits_per_byte/32": 6.75}),
     ("step", 2, 2e9 + 9, {"eval/loss/100": 4.5, "eval/last_loss/100": 4.25, "eval/bits_per_byte/100": 6.5}),
+    ("step", 1, 2e9 + 5, {"learned/attn.sink/1/0": 0.5}),
     ("position", 1, 2e9 + 9, {"eval/by_position/100": 4.0}),
     ("position", 100, 2e9 + 9, {"eval/by_position/100": 5.0}),
 ]

@@ -329,8 +329,11 @@ class Report(ScriptTest):
             "layers": [{"max": [9.0, 2.0, 1.0], "heads": heads}]}
     other = {**line, "m_act": 7.0, "weights": "runs/other/step_00000008"}
     self.make_run("a", [*lines(config=[("name", "a")]), line, other])
-    self.make_run("b", lines())
+    groups = {"type": "groups", "step": 8, "norms": {}, "learned": {"attn.sink": [[0.5, -1.25], [0.75, 3.0]]}}
+    self.make_run("b", [*lines(), groups])
     self.report("a", "b")
+    self.assertIn([["run", "number", "layer", "head 0", "head 1"], ["b", "attn.sink", "0", "0.5", "-1.25"],
+                   ["b", "attn.sink", "1", "0.75", "3"]], self.page.tables)
     self.assertEqual([(row["F-Attn"], row["M-Act"]) for row in self.summary().values()], [("0.250", "94"), ("-", "-")])
     self.assertIn(["a", "8", "0.250", "12.5%", "94", "0.500"], [row for table in self.page.tables for row in table])
     self.assertNotIn("--diagnostics", self.said)
