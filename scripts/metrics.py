@@ -232,6 +232,21 @@ def plus_minus(values, digits="{:.3f}"):
   return f" ± {text}" if re.search("[1-9]", text) else " ± <" + re.sub(r"0(?=\D*$)", "1", text)
 
 
+def whole_numbers(values):
+  """([n], unit): n / unit is exactly the value of each finite number. Running sums of them lose nothing to a huge value
+  that enters and leaves the window, as those of floating-point numbers would."""
+  ratios = [float(value).as_integer_ratio() for value in values]
+  unit = max((below for _, below in ratios), default=1)  # all are powers of 2
+  return [above * (unit // below) for above, below in ratios], unit
+
+
+def window_means(values):
+  """The function from (first, end) to the mean of values[first:end], which is rounded once."""
+  numbers, unit = whole_numbers(values)
+  sums = [0, *itertools.accumulate(numbers)]
+  return lambda first, end: (sums[end] - sums[first]) / (unit * (end - first))
+
+
 SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviations or more from the mean of the "
           "1,000 steps before it; of runs shorter than 2,000 steps 6, of the 128 before.")
 
@@ -239,19 +254,16 @@ SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviat
 def spike_score(values):
   """(share of the values that are `limit` or more standard deviations from the mean of the `window` before them,
   window, limit): 1000 and 7, the score of OLMo 2, if there are 2,000 values, else 128 and 6, as optimizer.skip_spikes;
-  None if there are too few. The first `window` values are not scored."""
+  None if there are too few, or if one is not finite. The first `window` values are not scored."""
   window, limit = (1000, 7) if len(values) >= 2000 else (128, 6)
-  if len(values) <= window or None in values:
+  if len(values) <= window or not all(value is not None and math.isfinite(value) for value in values):
     return None
-  spikes, base = 0, values[0]
-  total = sum(x - base for x in values[:window])
-  squares = sum((x - base) ** 2 for x in values[:window])
-  for old, new in zip(values, values[window:]):
-    average = total / window
-    deviation = math.sqrt(max(0.0, squares / window - average * average))
-    spikes += abs(new - base - average) >= limit * deviation > 0
+  numbers, _ = whole_numbers(values)
+  spikes, total, squares = 0, sum(numbers[:window]), sum(n * n for n in numbers[:window])
+  for old, new in zip(numbers, numbers[window:]):  # the comparison times window^2, in whole numbers
+    spikes += (window * new - total) ** 2 >= limit ** 2 * (window * squares - total ** 2) > 0
     total += new - old
-    squares += (new - base) ** 2 - (old - base) ** 2
+    squares += new ** 2 - old ** 2
   return spikes / (len(values) - window), window, limit
 
 
@@ -501,8 +513,8 @@ def judged(run):
   if first is not None and last.loss > first - (0.5 if fresh else 0):
     return "the validation loss ended at %.3f, from %.3f" % (last.loss, first)
   width = len(losses) // 20
-  sums = [0.0, *itertools.accumulate(losses)]
-  *earlier, end = [(b - a) / width for a, b in zip(sums, sums[width:])]
+  mean_of = window_means(losses)
+  *earlier, end = [mean_of(first, first + width) for first in range(len(losses) - width + 1)]
   return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > 1.05 * min(earlier) else ""
 
 

@@ -31,14 +31,11 @@ DEVICE = Column("device", lambda run: str(run.start.get("device", "-")))
 
 def smooth(losses):
   """The mean over a window around each step, a fiftieth of the run wide; narrower where the loss falls at the start."""
-  sums = [0.0]
-  for loss in losses:
-    sums.append(sums[-1] + loss)
-  result = []
+  mean_of, result = metrics.window_means(losses), []
   for i in range(len(losses)):
     before = min(i, max(1, len(losses) // 100))
     after = min(before, len(losses) - 1 - i)
-    result.append((sums[i + after + 1] - sums[i - before]) / (before + after + 1))
+    result.append(mean_of(i - before, i + after + 1))
   return result
 
 

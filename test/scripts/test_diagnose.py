@@ -95,8 +95,10 @@ class Diagnose(ScriptTest):
 
   def test_spike_score(self):
     rng = random.Random(1)
-    for length, window, limit in ((150, 128, 6), (1999, 128, 6), (2500, 1000, 7)):
+    for length, window, limit, huge in ((150, 128, 6, 0), (1999, 128, 6, 0), (1999, 128, 6, 1e25), (2500, 1000, 7, 0),
+                                        (2500, 1000, 7, 1e8)):
       values = [3 + rng.gauss(0, 0.1) for _ in range(length)]
+      values[9] += huge  # leaves no trace in the windows after it
       for at in (length - 1, length - 17, length - 18, window // 2):
         values[at] += rng.choice((2, -2))
       expected = 0
@@ -108,7 +110,8 @@ class Diagnose(ScriptTest):
       self.assertAlmostEqual(share, expected / (length - window))
       self.assertGreater(share, 0)
     self.assertIsNone(metrics.spike_score([1.0] * 128))
-    self.assertIsNone(metrics.spike_score([1.0] * 200 + [None]))
+    for odd in (None, math.inf, math.nan):
+      self.assertIsNone(metrics.spike_score([1.0] * 200 + [odd]))
     self.assertEqual(metrics.spike_score([1.0] * 200)[0], 0)
 
   def test_uniform_reach(self):

@@ -12,6 +12,7 @@ from support.scripts import DAMAGED, SCRIPTS, ScriptTest, drawing_python
 import metrics  # from SCRIPTS
 import section_answers
 import section_losses
+import section_training
 import variants
 from sections import View
 
@@ -136,6 +137,10 @@ class Plot(ScriptTest):
     found = variants.of(metrics.read_runs([self.path(name) for name in folders]))
     self.assertEqual([variant.label for variant in found],
                      ["s_softmax_*_51ef57fa (2 seeds)", "s_gated_*_51ef57fa (2 seeds)"])
+
+  def test_smoothed_losses(self):
+    self.assertEqual(section_training.smooth([3.0, 6.0, 3.0, 1e25, 2.0, 3.0, 1.0, 4.0]),
+                     [3.0, 4.0, (9 + 1e25) / 3, (5 + 1e25) / 3, (5 + 1e25) / 3, 2.0, 8 / 3, 2.5])
 
   def test_mean_and_range_over_seeds(self):
     self.assertEqual(variants.over_seeds([[(1, 2.0), (2, 1.0), (3, 5.0)], [], [(2, 4.0), (1, 3.0)]]),

@@ -332,6 +332,7 @@ class Judgement(ScriptTest):
                               ([3.0] * 100, 5.6, "ended at 5.600, from 6.000"),
                               ([3.0] * 94 + [3.2] * 6, 3.0, "rose from 3.000 to 3.200"),
                               ([3.0] * 94 + [3.1] * 6, 3.0, ""),
+                              ([3.0] * 9 + [1e20] + [3.0] * 84 + [3.2] * 6, 3.0, "rose from 3.000 to 3.200"),
                               ([3.0] * 50 + [9.0] * 40 + [3.0] * 10, 3.0, "")):  # a hump that has gone
       with self.subTest(last=last, end=losses[-1]):
         self.assertRegex(metrics.judged(self.run_of(losses, 6.0, last)), why or "^$")
