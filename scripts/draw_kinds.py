@@ -18,6 +18,7 @@ try:
 except ImportError as error:
   common.stop(f"{error}; pip install torch numpy matplotlib")
 
+import drawing
 import formula
 
 T, D, SEED = 64, 32, 3
@@ -71,14 +72,14 @@ def main():
   for axes, (kind, w) in zip(panels.flat, kinds.items()):
     axes.imshow(np.where(np.tril(np.ones((T, T), bool)), w / w.max(1, keepdims=True).clip(1e-30), np.nan), cmap="Blues",
                 vmin=0, vmax=1)
-    axes.set_title(kind, loc="left", fontweight="bold", fontsize=10)
+    axes.set_title(drawing.in_text(kind, drawing.TITLE), loc="left", fontweight="bold", fontsize=10)
     axes.set(xlabel="key", ylabel="query")
   last = panels.flat[-1]
   for kind, w in kinds.items():
-    last.plot(np.sort(w[-1])[::-1][:24] / w[-1].sum(), label=kind, linewidth=1.4)
+    last.plot(np.sort(w[-1])[::-1][:24] / w[-1].sum(), label=drawing.in_text(kind), linewidth=1.4)
   last.set(xlabel="keys of the last query, by weight", ylabel="share of the row", yscale="log", ylim=(1e-3, 1))
   last.set_title("the last row", loc="left", fontweight="bold", fontsize=10)
-  last.legend(frameon=False, fontsize=8)
+  drawing.legend(last, frameon=False, fontsize=8)
   figure.suptitle("Weights of each row, relative to its largest", fontsize=10)
   figure.savefig(out, dpi=110)
   print(f"picture: {out}")

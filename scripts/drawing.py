@@ -38,14 +38,24 @@ def picture_path(flag, path):
   return path
 
 
-def in_text(label):
-  """Escaped: matplotlib would read text between two $ as a formula."""
-  return label.replace("$", r"\$")
+TITLE = 36  # columns that a panel's title has room for
 
 
-def wrapped(label, columns=36):
-  """In lines that a panel's title has room for."""
-  return "\n".join(textwrap.wrap(label, columns))
+def in_text(label, columns=60):
+  """A text that a user chose, as a picture may show it: matplotlib reads what is between two $ as a formula, and leaves
+  labels that begin with _ out of its legends. Long lines are wrapped, and of many the middle is left out."""
+  lines = [part for line in label.split("\n") for part in textwrap.wrap(line, columns) or [""]]
+  if len(lines) > 6:
+    lines[3:-2] = ["..."]
+  text = "\n".join(lines).replace("$", r"\$")
+  return " " * text.startswith("_") + text
+
+
+def legend(axes, **options):
+  """Of labels from in_text()."""
+  for text in axes.legend(**options).get_texts():
+    if text.get_text().startswith(" _"):
+      text.set_text(text.get_text()[1:])
 
 
 def note(axes, text, y=0.5):
@@ -102,14 +112,14 @@ def legend_below(axes):
   if labels := axes.get_legend_handles_labels()[1]:
     longest = max(len(line) for label in labels for line in label.split("\n"))
     columns = min(3 if longest < 20 else 2 if longest < 45 else 1, len(labels))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=columns)
+    legend(axes, loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=columns)
     lines = -(-len(labels) // columns) * max(label.count("\n") + 1 for label in labels)
     width, height = axes.figure.get_size_inches()
     axes.figure.set_size_inches(width, height + 0.2 * max(0, lines - 2))
 
 
-def picture(panels, legend, inside=None):
-  """The figure. panels: functions that draw on given axes. legend: the panel that has it below; inside: within it."""
+def picture(panels, below, inside=None):
+  """The figure. panels: functions that draw on given axes. below, inside: the panels that have a legend there."""
   pyplot = load_pyplot()
   columns = min(3, len(panels))
   rows = -(-len(panels) // columns)
@@ -117,10 +127,10 @@ def picture(panels, legend, inside=None):
                                  constrained_layout=True, squeeze=False)
   for axes, draw in zip(grid.flat, panels):
     draw(axes)
-    if draw is legend:
+    if draw is below:
       legend_below(axes)
     elif draw is inside:
-      axes.legend(loc="best")
+      legend(axes, loc="best")
   for axes in grid.flat[len(panels):]:
     axes.axis("off")
   return figure

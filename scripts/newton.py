@@ -422,9 +422,9 @@ def picture(args):
       value, low, high = np.transpose(list(rows[name]["exponents"].values()))
       right.errorbar(np.arange(3) + 0.1 * number, value, np.maximum([value - low, high - value], 0), fmt="o",
                      capsize=3, **look)
-      right.legend(frameon=False)
+      drawing.legend(right, frameon=False)
   left.set(xscale="log", yscale="log", xlabel="force", ylabel="force by predictions")
-  left.legend(frameon=False, markerscale=5)
+  drawing.legend(left, frameon=False, markerscale=5)
   right.set(title="Exponents; the lines are Newton's law", ylabel="value and 95 % interval")
   right.set_xticks(range(3), ["r", "m1", "m2"])
   for value in (-2, 1):

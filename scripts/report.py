@@ -15,6 +15,7 @@ import io
 import itertools
 import json
 import os
+import re
 import time
 
 import drawing
@@ -159,10 +160,9 @@ def in_html(block):
     return f"<pre>{text}</pre>" if block.kind == "code" else f'<p class="{block.kind}">{text}</p>'
 
   def cell(tag, text):
-    bold = text.startswith("**") and text.endswith("**") and len(text) > 4
-    inner = html.escape(text[2:-2] if bold else text)
+    inner = html.escape(text)
     kind = ' class="wide"' if len(text) > 60 else ""
-    return f"<{tag}{kind}>{f'<b>{inner}</b>' if bold else inner}</{tag}>"
+    return f"<{tag}{kind}>{f'<b>{inner}</b>' if isinstance(text, tables.Bold) else inner}</{tag}>"
   line = lambda tag, cells: "<tr>" + "".join(cell(tag, text) for text in cells) + "</tr>"
   body = "\n".join(line("td", row) for row in block.rows)
   return f'<div class="scroll"><table><thead>{line("th", block.head)}</thead><tbody>\n{body}\n</tbody></table></div>'
@@ -180,20 +180,20 @@ def page(title, subtitle, sections):
 
 
 def in_markdown(block):
-  escaped = lambda text: html.escape(text, quote=False).replace("|", "\\|")
   if isinstance(block, Picture):
-    return f"![{block.caption}]({block.name}.png)"
+    return f"![{tables.escaped(block.caption)}]({block.name}.png)"
   if isinstance(block, Text):
     if block.kind == "code":
       return "\n".join("    " + line for line in block.text.split("\n"))
-    return "> **Warning:** " * (block.kind == "warning") + escaped(block.text)
-  return tables.markdown([*map(escaped, block.head)], [map(escaped, row) for row in block.rows])
+    text = tables.escaped(block.text)
+    return f"> **Warning:** {text}" if block.kind == "warning" else re.sub(r"^(\d*)([-+#.)])", r"\1\\\2", text)
+  return tables.markdown(block.head, block.rows, tables.escaped)
 
 
 def write_markdown(folder, title, subtitle, sections):
-  parts = [f"# {html.escape(title, quote=False)}", subtitle]
+  parts = [f"# {tables.escaped(title)}", subtitle]
   for name, blocks in sections:
-    parts += [f"## {name}", *map(in_markdown, blocks)]
+    parts += [f"## {tables.escaped(name)}", *map(in_markdown, blocks)]
     for block in blocks:
       if isinstance(block, Picture):
         with open(os.path.join(folder, block.name + ".png"), "wb") as file:

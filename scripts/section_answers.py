@@ -126,7 +126,7 @@ def draw_tasks(view, scores, names, axes):
   for variant in view.variants:
     drawing.mean_line(axes, [scores[run] for run in variant.runs if run in scores], variant.look)
   title = "Tasks: " + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-  axes.set(title=drawing.wrapped(drawing.in_text(title)), xlabel="step", ylabel="mean of correct answers (%)")
+  axes.set(title=drawing.in_text(title, drawing.TITLE), xlabel="step", ylabel="mean of correct answers (%)")
 
 
 def task_panels(view):
@@ -197,7 +197,7 @@ def draw_passkey_map(variant, form, of_runs, axes):
         found.setdefault((depth, length), []).append(exact)
   share = [[metrics.mean(found.get((depth, length), [])) for length in lengths] for depth in depths]
   drawing.heat_map(axes, share, 1)
-  axes.set(title=drawing.wrapped(f"{drawing.in_text(variant.label)}, {form}"),
+  axes.set(title=drawing.in_text(f"{variant.label}, {form}", drawing.TITLE),
            xlabel="length (tokens); cells: exact answers in %", ylabel="depth of the key (0: the beginning)")
   axes.set_xticks(range(len(lengths)), lengths)
   axes.set_yticks(range(len(depths)), ["%.2g" % depth for depth in depths])
@@ -220,7 +220,7 @@ def by_distance(by_length):
 def draw_by_distance(maps, axes):
   forms = sorted({form for _, form, _ in maps})
   for variant, form, of_runs in maps:
-    look = {**variant.look, "label": f"{variant.look['label']}, {form}"}
+    look = {**variant.look, "label": drawing.in_text(f"{variant.label}{variant.of_other_data}, {form}")}
     if forms[1:]:  # forms have a style each
       look["linestyle"] = variants.LINES[forms.index(form) % len(variants.LINES)]
     drawing.mean_line(axes, [by_distance(by_length) for by_length in of_runs], look)
@@ -367,7 +367,7 @@ def diagnostics_panels(view):
 
   def heads(variant, axes):
     drawing.heat_map(axes, by_head[variant], most, "share of attention")
-    axes.set(title=drawing.wrapped("First token: " + drawing.in_text(variant.title)), xlabel="head", ylabel="layer")
+    axes.set(title=drawing.in_text(f"First token: {variant.title}", drawing.TITLE), xlabel="head", ylabel="layer")
     drawing.whole_numbers(axes.xaxis, axes.yaxis)
   gated = any(d[length].gate_shares for _, of_runs in shown for d in of_runs)
   return [first_token, largest, sparse, reach, *[gate] * gated,

@@ -145,7 +145,7 @@ def draw_differences(view, gaps, axes):
     axes.errorbar(drawing.apart(lengths, number, len(gaps)), means, yerr=errors, markersize=4, capsize=3, linewidth=1.2,
                   **variant.look)
   axes.axhline(0, color="#888888", linewidth=1)
-  axes.set(title=drawing.wrapped(drawing.in_text(f"Difference to {view.base().title}"), 30),
+  axes.set(title=drawing.in_text(f"Difference to {view.base().title}", 30),
            xlabel="evaluated length (tokens)", ylabel="nats per token")
   drawing.length_axis(axes, sorted(set().union(*gaps.values())))
 

@@ -60,7 +60,7 @@ def cells(rows, column, bold):
     best = column.better(known, key=metrics.mean)
     meets = lambda values: (abs(metrics.mean(values) - metrics.mean(best))
                             <= metrics.half_width(values) + metrics.half_width(best))
-    texts = [f"**{text}**" if values and meets(values) else text for text, values in zip(texts, found)]
+    texts = [tables.Bold(text) if values and meets(values) else text for text, values in zip(texts, found)]
   return texts
 
 

@@ -1,12 +1,31 @@
 """Markdown tables, for every script that prints or writes one. Standard library only."""
+import html
+import re
+
+
+class Bold(str):
+  """A cell in bold."""
+
+
+def in_cell(text):
+  """Of a table that is printed: what would end the cell or the line is escaped."""
+  return " ".join(text.splitlines()).replace("|", "\\|")
+
+
+def escaped(text):
+  """Of a page: without any markup, whatever a user called a run, a task or a file."""
+  text = html.escape(" ".join(text.splitlines()), quote=False)
+  return re.sub(r"[\\`*\[\]|$~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
 class Table(str):
   """A table in Markdown, with its cells as .head and .rows."""
 
 
-def markdown(head, rows):
-  line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
+def markdown(head, rows, shown=in_cell):
+  """shown: the function that makes Markdown of a cell's text."""
+  cell = lambda text: f"**{shown(text)}**" if isinstance(text, Bold) else shown(str(text))
+  line = lambda cells: "| " + " | ".join(map(cell, cells)) + " |"
   result = Table("\n".join([line(head), "|---" * len(head) + "|", *map(line, rows)]))
   result.head, result.rows = head, rows
   return result

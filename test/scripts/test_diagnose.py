@@ -65,14 +65,14 @@ class Diagnose(ScriptTest):
     passkey = lambda *exact: {"type": "passkey", "step": 4, "form": "compact", "length": 16, "depths": [0, 1],
                               "exact": exact, "distance": [9, 3]}
     for seed, exact in ((1, (0.5, 1.0)), (2, (0.0, 0.5))):
-      self.diagnosed(f"s_{seed}", line(4, 16, seed / 4), passkey(*exact), seed=seed)
-    out = self.diagnose("s_1", "s_2", "--out", "x.svg")
-    self.assertIn("| s_* (2 seeds) | 4 | 0.375 ± 1.588 | 12.5% | 8 |", out)
-    for text in ("First token: s_*", "s_* (2 seeds)", "Mean and range over up to 2 seeds"):
+      self.diagnosed(f"_s_{seed}", line(4, 16, seed / 4), passkey(*exact), seed=seed)
+    out = self.diagnose("_s_1", "_s_2", "--out", "x.svg")
+    self.assertIn("| _s_* (2 seeds) | 4 | 0.375 ± 1.588 | 12.5% | 8 |", out)
+    for text in ("First token: _s_*", "_s_* (2 seeds)", "Mean and range over up to 2 seeds"):
       self.assertIn(f"<!-- {text} -->", self.text_of("x.svg"))
-    self.draw("passkey.py", "picture", "s_1", "s_2", "--out", "p.svg")
+    self.draw("passkey.py", "picture", "_s_1", "_s_2", "--out", "p.svg")
     picture = self.text_of("p.svg")
-    for text in ("s_* (2 seeds), compact", "25", "75"):  # %: means over the seeds
+    for text in ("By distance", "_s_* (2 seeds), compact", " _s_* (2 seeds), compact", "16", "25", "75"):  # %: means over the seeds
       self.assertIn(f"<!-- {text} -->", picture)
 
   def test_bad_input(self):

@@ -1,17 +1,23 @@
 """scripts/metrics.py and plot.py: damaged lines, which evaluations belong together, the tables, the picture's place."""
+import functools
+import html
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from unittest import mock
 
 from support.scripts import DAMAGED, SCRIPTS, ScriptTest, drawing_python
 
-import metrics  # from SCRIPTS
+import drawing  # from SCRIPTS
+import metrics
 import section_answers
 import section_losses
+import section_sweep
 import section_training
 import variants
 from sections import View
@@ -306,8 +312,36 @@ class Plot(ScriptTest):
     self.assertIn("| run | 1.500 |", output)
     self.assert_error("pip install matplotlib", "scripts/install_deps.sh")
 
-  def test_names_that_look_like_formulas(self):
-    self.plot(self.trained("$\\frac$"))
+  def test_names_that_look_like_markup(self):
+    names = ["_base", "__init", "$\\frac$", "a|b", "`c` *d* [e](f) <g> &h", "_i_ 1.", "two\nlines",
+             " ".join(["long"] * 40)]
+    output = self.plot(*map(self.trained, names), "--out", "p.svg")
+    drawn = [html.unescape(text) for text in re.findall("<!-- (.*?) -->", self.text_of("p.svg"))]
+    for name in [*names[:6], "two", "lines"]:
+      self.assertEqual(drawn.count(name), 2, name)  # in the legends of both panels that have one
+    self.assertIn(" ".join(["long"] * 12), drawn)
+    for row in re.findall(r"^\|.*", output.split("\n\n")[1], re.MULTILINE):
+      self.assertEqual(len(re.findall(r"(?<!\\)\|", row)), 3, row)  # two columns
+    self.draw("report.py", *names, "--markdown", "md")
+    text = self.text_of("md/report.md")
+    for name in (r"\_base", r"\_\_init", r"\$\\frac\$", r"a\|b", r"\`c\` \*d\* \[e\](f) &lt;g&gt; &amp;h",
+                 r"\_i\_ 1.", "two lines", " ".join(["long"] * 40)):
+      self.assertIn(f"\n| {name} | ", text)
+
+  def test_labels_of_a_sweep_that_look_like_markup(self):
+    python = drawing_python()
+    if python != sys.executable:
+      self.skipTest("no matplotlib")
+    for chart in ("lengths", "lines", "bars", "lr"):
+      runs = [{"labels": {"x": x, "y": y}, "seed": 1, "state": "complete", "initial": 5.0, "loss": 2.0,
+               "losses": {"16": 2.0}} for x in "12" for y in ("_a", "$b$")]
+      result = {"chart": chart, "axes": {"x": ["1", "2"], "y": ["_a", "$b$"]}, "seeds": [1], "lengths": [16],
+                "context": 16, "runs": runs}
+      panel = functools.partial(section_sweep.draw, result)
+      shown = [text.get_text() for text in drawing.picture([panel], panel).axes[0].get_legend().get_texts()]
+      self.assertEqual(len(shown), 4 if chart == "lengths" else 2)
+      for text, label in zip(shown[-2:], ("_a", r"\$b\$")):
+        self.assertEqual(text.replace("2, ", "").partition(" (")[0], label)
 
   def test_the_picture_is_where_it_says(self):
     folder = self.trained("run")

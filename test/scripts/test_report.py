@@ -267,7 +267,7 @@ class Report(ScriptTest):
     row = self.summary()["w"]
     self.assertEqual((row["passkey at 16, compact"],
                       row["passkey at 16, compact, a window of 8 keys and 0 sink tokens"]), ("-", "100.0%"))
-    self.assertIn("| a&lt;b&gt; &amp; $x$ \\| \"c\" |", self.text_of("md/report.md"))
+    self.assertIn("| a&lt;b&gt; &amp; \\$x\\$ \\| \"c\" |", self.text_of("md/report.md"))
 
   def test_answers_of_other_weights_or_questions_do_not_mix(self):
     task = {"type": "task", "step": 8, "task": "piqa", "n": 40, "max_length": 16, "xxh64": "f", "acc": 0.5,
