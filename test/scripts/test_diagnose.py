@@ -62,7 +62,7 @@ class Diagnose(ScriptTest):
     self.assertNotIn("head 0", self.diagnose("old", "--out", "x.png"))
 
   def test_seeds_are_one_line_and_one_map(self):
-    passkey = lambda *exact: {"type": "passkey", "step": 4, "form": "compact", "length": 16, "depths": [0, 1],
+    passkey = lambda *exact: {"type": "passkey", "step": 4, "form": "compact", "length": 48, "depths": [0, 1],
                               "exact": exact, "distance": [9, 3]}
     for seed, exact in ((1, (0.5, 1.0)), (2, (0.0, 0.5))):
       self.diagnosed(f"_s_{seed}", line(4, 16, seed / 4), passkey(*exact), seed=seed)
@@ -72,7 +72,7 @@ class Diagnose(ScriptTest):
       self.assertIn(f"<!-- {text} -->", self.text_of("x.svg"))
     self.draw("passkey.py", "picture", "_s_1", "_s_2", "--out", "p.svg")
     picture = self.text_of("p.svg")
-    for text in ("By distance", "_s_* (2 seeds), compact", " _s_* (2 seeds), compact", "16", "25", "75"):  # %: means over the seeds
+    for text in ("_s_* (2 seeds), compact", "By distance", "48", "25", "75"):  # %: means over the seeds
       self.assertIn(f"<!-- {text} -->", picture)
 
   def test_bad_input(self):

@@ -328,17 +328,59 @@ class Plot(ScriptTest):
                  r"\_i\_ 1.", "two lines", " ".join(["long"] * 40)):
       self.assertIn(f"\n| {name} | ", text)
 
-  def test_labels_of_a_sweep_that_look_like_markup(self):
-    python = drawing_python()
-    if python != sys.executable:
+  def nameless(self, name, *lines):
+    """The run of these lines, whose evaluations are of its own weights."""
+    return metrics.Run(self.make_run(name, [GOOD[0], *lines]))
+
+  def axes_of(self, draw):
+    if drawing_python() != sys.executable:
       self.skipTest("no matplotlib")
+    return drawing.picture([draw], None).axes[0]
+
+  def test_the_ends_of_curves_are_in_the_picture(self):
+    falling = lambda end: [{"type": "train", "step": step, "loss": 11.0 if step < 3 else end} for step in range(1, 99)]
+    runs = [self.nameless(name, *falling(end), line(0, 16, 12.0, "val"), line(98, 16, end + over, "val"))
+            for name, end, over in (("a", 3.0, -1.0), ("b", 5.0, 1.0))]
+    axes = self.axes_of(functools.partial(section_training.draw_losses, View(runs)))
+    low, high = axes.get_ylim()
+    self.assertTrue(1 < low < 2 and 6 < high < 11, (low, high))
+    self.assertIn([98, 3.0], axes.lines[1].get_xydata().tolist())
+    self.assertIn([98, 2.0], axes.lines[2].get_xydata().tolist())
+
+  def test_panels_draw_the_numbers_of_the_tables(self):
+    a, b = (self.nameless(name, {"type": "train", "step": 3, "loss": 2.0, "grad_norm": 0.5 + more},
+                           line(8, 16, 1.5 + more, position_edges=[0, 4, 16], by_position=[3.0, 1.0 + more],
+                                stderr=0.25, window_losses=[1.0, 1.5 + 1.5 * more]), line(8, 32, 2.0),
+                           suffix(8, 3.0 + more), suffix(32, 2.0)) for name, more in (("a", 0.0), ("b", 0.5)))
+    view = View([a, b])
+    of_lines = lambda axes, number=2: [drawn.get_xydata().tolist() for drawn in axes.lines[:number]]
+    of_bars = lambda axes: [bars.lines[0].get_xydata().tolist() for bars in axes.containers]
+    axes = self.axes_of(functools.partial(section_losses.draw_lengths, view))
+    self.assertEqual(of_bars(axes), [[[16, 1.5], [32, 2.0]], [[16, 2.0], [32, 2.0]]])
+    self.assertEqual(axes.containers[1].lines[2][0].get_segments()[0].tolist(), [[16, 1.75], [16, 2.25]])
+    self.assertEqual(of_lines(self.axes_of(functools.partial(section_losses.draw_positions, view))),
+                     [[[2.5, 3.0], [10.5, 1.0]], [[2.5, 3.0], [10.5, 1.5]]])
+    self.assertEqual(of_lines(self.axes_of(functools.partial(section_losses.draw_contexts, view))),
+                     [[[8, 3.0], [32, 2.0]], [[8, 3.5], [32, 2.0]]])
+    gaps = section_losses.differences(view)  # of one window and two: 0 and 0.75
+    axes = self.axes_of(functools.partial(section_losses.draw_differences, view, gaps))
+    self.assertEqual(of_bars(axes), [[[16, 0.5]]])
+    norms = section_training.STABILITY.panels(view)[0]
+    self.assertEqual(of_lines(self.axes_of(norms)), [[[3, 0.5]], [[3, 1.0]]])
+
+  def test_labels_of_a_sweep_that_look_like_markup(self):
     for chart in ("lengths", "lines", "bars", "lr"):
-      runs = [{"labels": {"x": x, "y": y}, "seed": 1, "state": "complete", "initial": 5.0, "loss": 2.0,
-               "losses": {"16": 2.0}} for x in "12" for y in ("_a", "$b$")]
+      runs = [{"labels": {"x": x, "y": y}, "seed": 1, "state": "complete", "initial": 5.0, "loss": float(x),
+               "losses": {"16": float(x)}} for x in "12" for y in ("_a", "$b$")]
       result = {"chart": chart, "axes": {"x": ["1", "2"], "y": ["_a", "$b$"]}, "seeds": [1], "lengths": [16],
                 "context": 16, "runs": runs}
-      panel = functools.partial(section_sweep.draw, result)
-      shown = [text.get_text() for text in drawing.picture([panel], panel).axes[0].get_legend().get_texts()]
+      axes = self.axes_of(functools.partial(section_sweep.draw, result))
+      if chart == "bars":
+        self.assertEqual([bar.get_height() for bar in axes.patches], [1.0, 2.0] * 2)
+      elif chart != "lengths":
+        self.assertEqual(axes.lines[0].get_xydata().tolist(), [[1, 1.0], [2, 2.0]])
+      drawing.legend(axes)
+      shown = [text.get_text() for text in axes.get_legend().get_texts()]
       self.assertEqual(len(shown), 4 if chart == "lengths" else 2)
       for text, label in zip(shown[-2:], ("_a", r"\$b\$")):
         self.assertEqual(text.replace("2, ", "").partition(" (")[0], label)

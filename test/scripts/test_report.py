@@ -80,6 +80,7 @@ class Report(ScriptTest):
     self.assertEqual(self.summary()["a"], {
         "parameters": "1,234,567", "tokens": "512", "hours": "0.08", "loss at 16": "1.750", "loss at 32": "1.875",
         "end of 32": "2.250", "tokens/s": "1,004", "MFU": "25.0%"})
+    self.assertIn([["run", "16", "32"], ["a", "+0.000", "+0.125"]], self.page.tables)  # less the loss at 16
     self.assertIn("1 run, newest line of 2001-09-09 01:46 UTC", self.said)
     for section in ("Tasks: ./train RUN --tasks", "Passkey retrieval: ./train RUN --passkey",
                     "Diagnostics: ./train RUN --diagnostics", "Sweeps: python3 scripts/sweep.py"):
