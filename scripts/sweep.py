@@ -35,6 +35,8 @@ from common import ArgumentParser, UserError, check_output, die_of_interrupt, ne
 
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
 
+NAME_BYTES = 200  # of a run's name, which ./train limits
+
 # labels, settings: dicts of text; trained: the Member whose weights this one evaluates, None if it has its own
 Member = collections.namedtuple("Member", "name labels seed settings trained", defaults=(None,))
 
@@ -142,6 +144,13 @@ def read_sweep(path, arguments):
   return {**sweep, "size": arguments.size or "", "axes": axes, "own_set": own_set, "names": names}
 
 
+def short(name, room):
+  """The name if it has at most `room` bytes, else its beginning and a hash of all of it."""
+  if len(name.encode()) <= room:
+    return name
+  return name.encode()[:room - 9].decode(errors="ignore") + "." + hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
 def only_evaluates(key):
   return key.startswith("eval.") and key != "eval.every"
 
@@ -173,8 +182,9 @@ def members_of(program, sweep):
 
   def run_of(labels, seed, chosen, trained=None):
     digest = identity(found(chosen), trained)
-    name = "_".join([sweep["name"], *(re.sub(r"[^\w.+-]+", "-", label) for label in labels), str(seed), digest])
-    return Member(name, dict(zip(sweep["axes"], labels)), seed, chosen, trained)
+    stem = "_".join([sweep["name"], *(re.sub(r"[^\w.+-]+", "-", label) for label in labels)])
+    end = f"_{seed}_{digest}"
+    return Member(short(stem, NAME_BYTES - len(end)) + end, dict(zip(sweep["axes"], labels)), seed, chosen, trained)
 
   def settings_with(labels):
     return {**sweep["set"], **{key: value for axis, label in zip(sweep["axes"], labels)
@@ -445,7 +455,7 @@ def main():
       variants.write_note(os.path.join("runs", member.name), sweep=sweep["name"], labels=labels,
                           place=order.index(labels))
     mode = result["mode"] if result["mode"] != "windows" else ""
-    stem = os.path.join("runs", "_".join(filter(None, (sweep["name"], sweep["size"], mode))))
+    stem = os.path.join("runs", short("_".join(filter(None, (sweep["name"], sweep["size"], mode))), 250))
     with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:
       json.dump(result, file, indent=1)
       file.write("\n")

@@ -247,6 +247,20 @@ class Series(ScriptTest):
     self.write("c.json", '{"eval.tokens": "4"}')
     self.assertEqual(self.plan(), [[name, "complete"] for name in names])
 
+  def test_long_labels_make_names_that_are_legal_and_differ(self):
+    long, wide = "a" * 150, "ä" * 90
+    for axes in ({"x": {long + end: {"y": end} for end in "12"}, "z": {wide: {"z": 1}, "b": {"z": 2}}},
+                 {"log.every": {long * 2 + end: {"log.every": end} for end in "12"}}, {"x": [[long] * 9, [long] * 10]}):
+      self.sweep_file(axes=axes, set={"attention.variant": "a"}, name="s" * 245)
+      names = [name for name, _ in self.plan()]
+      self.assertEqual(len(set(names)), len(names))
+      self.assertLessEqual(max(len(name.encode()) for name in names), 200)
+    self.sweep("--seeds", "1", "--set", "eval.mode=suffix")
+    self.assertTrue(any(len(name) == 255 and name.endswith(".json") for name in os.listdir(self.path("runs"))))
+    for length, cut in ((180, False), (200, True)):  # names that were legal stay
+      self.sweep_file(axes={"x": ["b" * length]}, set={"attention.variant": "a"})
+      self.assertEqual([f"s_{'b' * length}_" not in name for name, _ in self.plan()], [cut] * 2)
+
   def test_a_plan_is_checked(self):
     for flags, part in ((["--set", "train.steps=0"], "train.steps = 0"),
                         (["--axis", "attention.variant=a,"], 'attention.variant = "" is unknown'),
