@@ -31,7 +31,7 @@ import unittest
 from data.test_labels import label_file, some
 from eval.test_tasks import questions, task_file
 from support import workspace
-from support.runs import FILES, RankRuns
+from support.runs import FILES, PATIENCE, RankRuns, send
 from support.scripts import common
 from support.workspace import CRASH, TEXT, default_signals, merged
 
@@ -142,12 +142,12 @@ class Tortured(RankRuns):
     said = "it hangs"
     with contextlib.suppress(subprocess.TimeoutExpired):
       said = process.communicate(timeout=300)[1]
-      limit = time.monotonic() + 20
+      limit = time.monotonic() + PATIENCE
       while self.ranks() and time.monotonic() < limit:
         time.sleep(0.01)
     left = self.ranks()
     for rank in left.values():
-      os.kill(rank, signal.SIGKILL)
+      send(rank, signal.SIGKILL)
     process.kill()
     code = process.returncode
     if left or CRASH.search(said) or code not in (0, *codes) or (code == 1 and not re.search(errors, said)):
@@ -178,7 +178,7 @@ class Tortured(RankRuns):
       try:
         process.wait(share * self.duration)
       except subprocess.TimeoutExpired:
-        os.kill(self.ranks().get(victim, process.pid) if kind == "rank" else process.pid, sign)
+        send(self.ranks().get(victim, process.pid) if kind == "rank" else process.pid, sign)
       share *= self.chance.random()
     codes = [-sign for sign in KINDS[kind]] + [1] * (kind in ("rank", "disk"))  # -SIGUSR1: before it is handled
     self.met[kind] += self.end(process, codes, "No space left on device|ended by signal 9|has died", kind) != 0
@@ -259,6 +259,11 @@ def main():
 
 
 class Torture(unittest.TestCase):
+  def test_a_signal_after_the_end(self):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    send(ended.pid, signal.SIGTERM)
+
   def test_ten_configurations(self):
     said = []
     done, different, met = torture(31, say=said.append)

@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 
-from support.runs import LARGE, RankRuns
+from support.runs import LARGE, RankRuns, send
 
 
 class Same(RankRuns):
@@ -70,10 +70,7 @@ class Resumed(RankRuns):
   def test_killed_at_random_moments(self):
     def kill(process, chance):
       """Kills a rank or their parent."""
-      try:
-        os.kill(self.ranks().get(chance.randrange(3), process.pid), signal.SIGKILL)
-      except ProcessLookupError:  # it had ended
-        pass
+      send(self.ranks().get(chance.randrange(3), process.pid), signal.SIGKILL)
 
     self.kill_at_random_moments("--gpus", "2", seed=5, longest=1 / 2, kill=kill, codes=(0, 1, -signal.SIGKILL),
                                 errors=r"^(rank \d \(process \d+\) was ended by signal 9.*\n)?$")  # no damage is found

@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 
-from support.runs import AGAIN, ENDLESS, LARGE, RankRuns, torchrun
+from support.runs import AGAIN, ENDLESS, LARGE, PATIENCE, RankRuns, send, torchrun
 from support.workspace import CRASH
 
 
@@ -71,7 +71,7 @@ class Ends(RankRuns):
       self.wait_for(process, ready, pause=0)
       while not self.lines(run=name):
         for one in (process.pid, *self.ranks().values()):
-          os.kill(one, signal.SIGUSR1)
+          send(one, signal.SIGUSR1)
         self.assertIsNone(process.poll())
       self.stop(process)
 
@@ -83,7 +83,7 @@ class Ends(RankRuns):
       pass
     self.assertTrue(self.steps())  # rank 0 has saved: a launcher may kill it when rank 1 dies
     for process in processes:
-      self.assertEqual(process.wait(20), -signal.SIGTERM)
+      self.assertEqual(process.wait(PATIENCE), -signal.SIGTERM)
     self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
     process = self.under_way("--gpus", "2", name="other", **ENDLESS)
     os.kill(self.ranks()[1], signal.SIGINT)
@@ -123,10 +123,7 @@ class Ends(RankRuns):
     process = self.under_way("--gpus", "2", lines=2, **{**ENDLESS, **LARGE})
     for _ in range(3):
       for one in [*self.ranks().values(), process.pid]:
-        try:
-          os.kill(one, signal.SIGTERM)
-        except ProcessLookupError:
-          pass
+        send(one, signal.SIGTERM)
       time.sleep(0.05)
     code, output, errors = self.ended(process)
     self.assertEqual((code, errors), (-signal.SIGTERM, ""), output)
@@ -159,11 +156,11 @@ class Ends(RankRuns):
     self.impatient(2)
     process = self.under_way("--gpus", "2", **ENDLESS)
     os.kill(self.ranks()[0], signal.SIGSTOP)
-    end = time.monotonic() + 12
+    end = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < end:  # signals that are not handled do not keep the run alive
       process.send_signal(signal.SIGUSR1)
       time.sleep(0.5)
-    code, _, errors = self.ended(process, 1)
+    code, _, errors = self.ended(process)
     self.assertEqual(code, 1)
     self.assertRegex(errors, r"^rank 0 has died \(no heartbeat for 2 seconds[^\n]*\n$")
 
@@ -172,7 +169,7 @@ class Ends(RankRuns):
     first, second = self.started_by_hand(torchrun(2), **ENDLESS)
     self.wait_for(first, lambda: len(self.lines()) > 10)
     first.send_signal(signal.SIGSTOP)
-    self.assertEqual(second.wait(20), 1)
+    self.assertEqual(second.wait(PATIENCE), 1)
     self.assertRegex(second.communicate()[1], r"^rank 0 has died \(no heartbeat")
 
   def test_the_timeout_of_rank_0_counts(self):
@@ -182,7 +179,7 @@ class Ends(RankRuns):
     self.wait_for(processes[0], lambda: len(self.lines()) > 10)
     time.sleep(3)
     processes[0].terminate()
-    self.assertEqual([process.wait(20) for process in processes], [-signal.SIGTERM] * 2)
+    self.assertEqual([process.wait(PATIENCE) for process in processes], [-signal.SIGTERM] * 2)
 
   def test_a_job_that_was_stopped_as_a_whole_continues(self):
     self.impatient(2)
@@ -201,7 +198,7 @@ class Ends(RankRuns):
     environments = torchrun(2)
     first, = self.started_by_hand(environments[:1], **ENDLESS)
     second, = self.started_by_hand(environments[1:], "--print-config", **ENDLESS)
-    self.assertEqual([first.wait(20), second.wait(20)], [1, 0])
+    self.assertEqual([first.wait(PATIENCE), second.wait(PATIENCE)], [1, 0])
     self.assertRegex(first.communicate()[1], "^rank 1 has ended its program and rank 0 has not; start all ranks with")
 
   def test_ranks_wait_for_the_slow_one(self):
@@ -217,7 +214,7 @@ class Ends(RankRuns):
     environments = torchrun(2)
     first, = self.started_by_hand(environments[:1], **ENDLESS)
     second, = self.started_by_hand(environments[1:], "--set", "data.train=none.bin", **ENDLESS)
-    self.assertEqual(second.wait(20), 2)
+    self.assertEqual(second.wait(PATIENCE), 2)
     code, _, errors = self.ended(first)
     self.assertEqual(code, 2)
     self.assertRegex(errors, r"^rank 1: .*none\.bin")
@@ -242,7 +239,7 @@ class Starts(RankRuns):
     for name, environment in environments.items():
       with self.subTest(name):
         processes = self.started_by_hand(environment[::-1], name=name, train__steps=5)  # rank 1 starts first
-        said = [(process.wait(20), *process.communicate()) for process in processes]
+        said = [(process.wait(PATIENCE), *process.communicate()) for process in processes]
         self.assertEqual([(code, errors) for code, _, errors in said], [(0, "")] * 2)
         self.assertEqual(said[0][1], "")  # rank 1
         self.assertEqual(self.outcome(5, name), expected)
@@ -255,10 +252,10 @@ class Starts(RankRuns):
     self.ok("--gpus", "all", "--dry-run")
     environment = torchrun(2)
     process, = self.started_by_hand([{**environment[0], "RANK": "2"}])
-    self.assertEqual(process.wait(20), 2)
+    self.assertEqual(process.wait(PATIENCE), 2)
     self.assertRegex(process.communicate()[1], 'RANK = "2"')
     processes = self.started_by_hand(environment, "--gpus", "2")
-    self.assertEqual([process.wait(20) for process in processes], [2, 2])
+    self.assertEqual([process.wait(PATIENCE) for process in processes], [2, 2])
     self.assertRegex(processes[0].communicate()[1], "--gpus 2, but RANK, WORLD_SIZE say")
 
   def pair(self, flags=(), folder=None, **changes):
@@ -269,7 +266,7 @@ class Starts(RankRuns):
     home, self.folder = self.folder, folder or self.folder
     second, = self.started_by_hand(environments[1:], *flags, **{"train__steps": 10, **changes})
     self.folder = home
-    return first.wait(20), second.wait(20), first.communicate()[1]
+    return first.wait(PATIENCE), second.wait(PATIENCE), first.communicate()[1]
 
   def test_all_ranks_must_be_started_alike(self):
     self.run_ok(name="other", train__steps=1)
@@ -294,7 +291,7 @@ class Starts(RankRuns):
     environments = torchrun(2)
     environments[1]["PLUSGPT_MATMUL"] = "choose"
     processes = self.started_by_hand(environments)
-    self.assertEqual([process.wait(20) for process in processes], [2, 2])
+    self.assertEqual([process.wait(PATIENCE) for process in processes], [2, 2])
     self.assertIn("PLUSGPT_MATMUL: choose here, not set at rank 0", processes[0].communicate()[1])
 
   def test_all_ranks_must_see_the_same_files(self):
@@ -325,12 +322,12 @@ class Starts(RankRuns):
     for environment in (torchrun(2)[1], {"RANK": "x"}):
       for flag in ("--help", "--version"):
         process, = self.started_by_hand([environment], flag)
-        self.assertEqual(process.wait(5), 0)
+        self.assertEqual(process.wait(PATIENCE), 0)
 
   def test_an_unknown_address(self):
     self.impatient(1)
     process, = self.started_by_hand([{**torchrun(2)[1], "MASTER_ADDR": "nobody.invalid"}])
-    self.assertEqual(process.wait(40), 1)
+    self.assertEqual(process.wait(PATIENCE), 1)
     self.assertRegex(process.communicate()[1], 'rank 1 cannot find rank 0: MASTER_ADDR = "nobody.invalid": ')
 
   def test_a_rank_that_reaches_itself(self):
@@ -344,7 +341,7 @@ class Starts(RankRuns):
     threading.Thread(target=echo, daemon=True).start()
     self.impatient(1)
     process, = self.started_by_hand([{**torchrun(2)[1], "MASTER_PORT": str(server.getsockname()[1])}])
-    self.assertEqual(process.wait(20), 1)
+    self.assertEqual(process.wait(PATIENCE), 1)
     self.assertRegex(process.communicate()[1], "rank 1 could not connect to rank 0")
     server.close()
 
@@ -369,4 +366,4 @@ class Starts(RankRuns):
         except OSError:  # closed before everything was sent
           pass
     second, = self.started_by_hand(environment[1:], train__steps=3)
-    self.assertEqual([first.wait(20), second.wait(20)], [0, 0])
+    self.assertEqual([first.wait(PATIENCE), second.wait(PATIENCE)], [0, 0])

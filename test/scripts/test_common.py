@@ -126,5 +126,5 @@ def main():
     print("cleaned up")
 common.run(main, "")
 """)
-      done = subprocess.run([sys.executable, self.path("script.py")], capture_output=True, text=True, timeout=20)
+      done = subprocess.run([sys.executable, self.path("script.py")], capture_output=True, text=True, timeout=60)
       self.assertEqual((done.returncode, done.stdout), (code, "cleaned up\n"), done.stderr)

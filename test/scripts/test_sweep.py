@@ -307,7 +307,7 @@ class Series(ScriptTest):
     process = self.start_waiting()
     process.kill()
     process.communicate()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not os.path.exists(self.path("saved")) and time.monotonic() < end:
       time.sleep(0.01)
     self.assertTrue(os.path.exists(self.path("saved")))

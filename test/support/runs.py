@@ -3,6 +3,7 @@ their outcome.
 
 FULL=1 kills more often. Standard library only.
 """
+import contextlib
 import hashlib
 import json
 import math
@@ -25,6 +26,13 @@ LARGE = {"model__channels": 64, "model__mlp_ratio": 64.0, "model__heads": 2}
 AGAIN = 2.2  # seconds after which a signal is no longer the same request
 ENDLESS = {"optimizer__schedule": "constant", "train__steps": 1000000, "checkpoint__every": 0, "log__every": 1000000,
            "eval__every": 0}
+PATIENCE = 120  # seconds for what takes one on an idle machine
+
+
+def send(process, sign):
+  """The signal to a process by its number, which may have ended by itself."""
+  with contextlib.suppress(ProcessLookupError):
+    os.kill(process, sign)
 
 
 class Runs(Workspace):
@@ -55,8 +63,8 @@ class Runs(Workspace):
     return process
 
   def wait_for(self, process, what, pause=0.002):
-    """Until what() is true; a failure if the process ends before or it takes half a minute."""
-    end = time.monotonic() + 30
+    """Until what() is true; a failure if the process ends before or it takes too long."""
+    end = time.monotonic() + PATIENCE
     while not what():
       if process.poll() is not None or time.monotonic() > end:
         process.kill()
@@ -99,7 +107,7 @@ class Runs(Workspace):
     self.wait_for(process, lambda: len(self.lines(run=changes.get("name", "tiny"))) > lines)
     return process
 
-  def ended(self, process, seconds=20):
+  def ended(self, process, seconds=PATIENCE):
     """The exit code of a process that must end by itself or has been killed, and what it has said."""
     output, errors = process.communicate(timeout=seconds)
     self.assertNotRegex(errors, CRASH)
@@ -151,7 +159,7 @@ class Runs(Workspace):
       except subprocess.TimeoutExpired:
         kills -= 1
         kill(process, chance)
-      said = process.communicate(timeout=20)[1]
+      said = process.communicate(timeout=PATIENCE)[1]
       self.assertIn(process.returncode, codes, said)
       self.assertRegex(said, errors)
       if process.returncode == 0 and kills > 0:  # done before the kills are: once more
@@ -203,7 +211,7 @@ class RankRuns(Runs):
         pass
     return found
 
-  def ended(self, process, seconds=20):
+  def ended(self, process, seconds=PATIENCE):
     """As Runs.ended; also none of its ranks may be left."""
     said = super().ended(process, seconds)
     self.assertEqual(self.ranks(), {})
