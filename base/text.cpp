@@ -1,9 +1,11 @@
 #include "base/text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 
 #include "base/error.h"
 #include "base/utf8.h"
@@ -13,6 +15,14 @@ std::vector<std::string> split(const std::string& list, char separator) {
   for (size_t from = 0, to; from <= list.size(); from = to + 1)
     parts.push_back(list.substr(from, (to = std::min(list.find(separator, from), list.size())) - from));
   return parts;
+}
+
+std::string shell_quoted(const std::string& text) {
+  auto plain = [](unsigned char c) { return std::isalnum(c) || c >= 0x80 || std::strchr("_@%+=:,./-", c); };
+  if (!text.empty() && std::all_of(text.begin(), text.end(), plain)) return text;
+  std::string quoted = "'";
+  for (char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
 }
 
 std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }

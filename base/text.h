@@ -21,6 +21,7 @@ std::vector<std::string> split(const std::string& list, char separator);  // {"a
 std::string source_tag(const std::string& file);
 // The first `bytes` bytes of the text, then "..."; the cut is between characters. For quoting user input in errors.
 std::string shortened(std::string text, size_t bytes = 80);
+std::string shell_quoted(const std::string& text);  // as one word of a command that a person may copy into a shell
 // Control characters are what a terminal may obey: those of ASCII, and U+0080 to U+009F.
 bool has_control_characters(std::string_view text);
 std::string printable(std::string_view text);  // with them, but \n, as \x1b

@@ -65,8 +65,8 @@ std::optional<Checkpoint> resume_point(const Beginning& place, bool training) {
   if (!found && place.own && !old.empty())
     user_error(
         "command line: --resume: all checkpoints of %s were moved away; continue from them under another name "
-        "(--resume %s/%s --set name=...), or start over with --overwrite",
-        place.run.c_str(), place.run.c_str(), old[0].c_str());
+        "(--resume %s --set name=...), or start over with --overwrite",
+        place.run.c_str(), shell_quoted(place.run + "/" + old[0]).c_str());
   return found;
 }
 
@@ -117,7 +117,8 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
   user_error(
       "command line: --resume: the weights of %s belong to another model; use the settings with which they were "
       "trained%s%s:%s",
-      checkpoint.path.c_str(), kept ? (" (./train " + run + "/config.json --resume ...)").c_str() : "", init.c_str(),
+      checkpoint.path.c_str(),
+      kept ? (" (./train " + shell_quoted(run + "/config.json") + " --resume ...)").c_str() : "", init.c_str(),
       listed(changes, 10).c_str());
 }
 
@@ -172,9 +173,9 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   if (!changes.empty()) {
     std::string name = now.name == before.name ? "--set name=... " : "", problem = init_problem(before, now);
     std::string init = problem.empty() ? format(
-                                             "with these weights (%s--set init=%s, without --resume), with new "
+                                             "with these weights (%s--set %s, without --resume), with new "
                                              "moments, data order and steps",
-                                             name.c_str(), checkpoint.path.c_str())
+                                             name.c_str(), shell_quoted("init=" + checkpoint.path).c_str())
                                        : format("(%swithout --resume), which cannot take these weights as init (%s)",
                                                 name.c_str(), problem.c_str());
     user_error(

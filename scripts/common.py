@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -267,7 +268,7 @@ def encode(args, texts):
     raise UserError("--train %s cannot be run: %s; build it with make" % (command[0], error.strerror))
   if done.returncode:
     raise (UserError if done.returncode == 2 else Failure)("%s: exit %d: %s" % (
-        " ".join(command), done.returncode, done.stderr.decode(errors="replace").strip()))
+        shlex.join(command), done.returncode, done.stderr.decode(errors="replace").strip()))
   tokens = array.array("H", done.stdout)
   starts = [at for at, token in enumerate(tokens) if token == tokens[0]] + [len(tokens)]
   return [tokens[start:end] for start, end in zip(starts, starts[1:])]
@@ -281,7 +282,7 @@ def train(program, *flags, settings={}, folder=None):
   except OSError as error:
     stop(f"{program} cannot be run: {error.strerror}; build it with make, or name it with --train")
   if done.returncode:
-    stop(f"{' '.join([program, *flags])}: exit {done.returncode}\n{done.stderr}", 2 if done.returncode == 2 else 1)
+    stop(f"{shlex.join([program, *flags])}: exit {done.returncode}\n{done.stderr}", 2 if done.returncode == 2 else 1)
   return done.stdout
 
 

@@ -2,6 +2,7 @@
 import functools
 import json
 import math
+import shlex
 import statistics
 
 import drawing
@@ -264,7 +265,7 @@ def chosen_length(view):
   if wanted not in common:
     missing = next((run for run in some if wanted not in run.diagnostics), some[0])
     raise UserError("%s: no length in common; run ./train %s --diagnostics --lengths %s" % (
-        missing.label, missing.folder, wanted or min(some[0].diagnostics)))
+        missing.label, shlex.quote(missing.folder), wanted or min(some[0].diagnostics)))
   return wanted
 
 

@@ -72,7 +72,8 @@ static std::string set_for_flag(const std::string& flag) {
   std::replace(word.begin(), word.end(), '-', '_');
   Config defaults;
   for (const ConfigRow& row : config_rows(defaults))
-    if (("." + std::string(row.key)).ends_with("." + word)) append_item(sets, "--set " + (row.key + value), " or ");
+    if (("." + std::string(row.key)).ends_with("." + word))
+      append_item(sets, "--set " + shell_quoted(row.key + value), " or ");
   return sets;
 }
 
@@ -91,12 +92,12 @@ static void refuse_rest(const std::vector<std::string>& rest, const Flags& flags
   }
   for (const std::string& set : flags.sets)
     if (set.find('=') == std::string::npos)
-      user_error("command line: --set %s has no \"=\"; write --set %s=VALUE", set.c_str(), set.c_str());
+      user_error("command line: --set %s has no \"=\"; write --set %s=VALUE", set.c_str(), shell_quoted(set).c_str());
   if (!flags.lengths.empty() && (is_length(first) || is_length(flags.config)))
     user_error("command line: --lengths takes one list, with commas: --lengths %s,%s", flags.lengths.c_str(),
                (is_length(flags.config) ? flags.config : first).c_str());
   if (first.find('=') != std::string::npos)
-    user_error("command line: %s: a setting needs --set: --set %s", first.c_str(), first.c_str());
+    user_error("command line: %s: a setting needs --set: --set %s", first.c_str(), shell_quoted(first).c_str());
   user_error("command line: \"%s\" after \"%s\": one configuration at a time", first.c_str(), flags.config.c_str());
 }
 
@@ -217,6 +218,6 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
         "command line: --lengths requires --eval, --passkey, --diagnostics or --per-token-losses; see ./train --help");
   flags.resuming = resume->count() > 0;
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
-  for (int i = 0; i < argc; i++) flags.command += (i ? " " : "") + std::string(argv[i]);
+  for (int i = 0; i < argc; i++) append_item(flags.command, shell_quoted(argv[i]), " ");
   return flags;
 }

@@ -39,7 +39,7 @@ struct Flags {
   std::vector<std::string> sets;
   std::string resume, lengths, gpus = "1";
   bool resuming = false, overwrite = false, remeasure = false;
-  std::string command;  // as typed
+  std::string command;  // as a shell reads it
   bool is(Mode wanted) const { return mode->mode == wanted; }
   bool generates() const { return is(Mode::generate) || is(Mode::generate_file); }
 };

@@ -38,7 +38,7 @@ static void check_config_file(const std::string& path) {
                path.c_str());
   if (file.filename() == "config.json" && is_there(file.parent_path() / "state.json"))
     user_error("command line: %s is the file of transformers, not the run's; name the checkpoint's folder: ./train %s",
-               path.c_str(), file.parent_path().c_str());
+               path.c_str(), shell_quoted(file.parent_path()).c_str());
 }
 
 // X for the folder runs/X of the working directory, by any path or link, else "".

@@ -54,6 +54,14 @@ TEST(Json, LinesWithinLimits) {
   EXPECT_TRUE(parsed_or_null(std::string(60000, '[') + std::string(60000, ']')).is_null());
 }
 
+TEST(Text, QuotesForAShell) {
+  EXPECT_EQ(shell_quoted("runs/a_b-1.5,c:d@e%f+g=\xC3\xA4"), "runs/a_b-1.5,c:d@e%f+g=\xC3\xA4");
+  EXPECT_EQ(shell_quoted(""), "''");
+  for (const char* text : {"two words", "$HOME", "a;b", "*", "~/x", "a\nb", "\"", "(", "`x`", "#", "!"})
+    EXPECT_EQ(shell_quoted(text), "'" + std::string(text) + "'");
+  EXPECT_EQ(shell_quoted("it's"), "'it'\\''s'");
+}
+
 TEST(Json, QuotesAndShortens) {
   EXPECT_EQ(json_quote("a\"b\\c\n\x01\xC3\xA4"), "\"a\\\"b\\\\c\\n\\u0001\xC3\xA4\"");
   EXPECT_EQ(json_quote("\xff"), "\"\xEF\xBF\xBD\"");

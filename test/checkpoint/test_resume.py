@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import tempfile
 import time
 import unittest.mock
 
-from support.runs import AGAIN, ENDLESS, FILES, LARGE, Runs
+from support.runs import AGAIN, ENDLESS, FILES, LARGE, PATIENCE, Runs
 from support.workspace import CRASH, TEXT, TRAIN, default_signals, shard
 
 
@@ -166,6 +167,11 @@ class Interrupted(Runs):
       self.run_bad("--resume", *flags, names=["all checkpoints of runs/tiny were moved away",
                                               "--resume runs/tiny/old_steps --set"])
     self.run_bad(names=["in old_steps; replace"])
+    shutil.copytree(self.path("runs/tiny"), self.path("runs/two words"))
+    self.run_bad("--resume", name="two words", names=["--resume 'runs/two words/old_steps' --set name"])
+    self.run_ok("--resume", "runs/two words/old_steps/step_00000030", name="again")
+    command = self.metrics("again", "start")[-1]["command"]
+    self.assertEqual(shlex.split(command)[-2:], ["--resume", "runs/two words/old_steps/step_00000030"])
     self.run_ok("--resume", "runs/tiny/old_steps/step_00000030", name="other")
     self.assertEqual(self.outcome(run="other"), expected)
 
@@ -335,7 +341,7 @@ class Signals(Runs):
         self.wait_for(process, lambda: len(self.lines()) > 2)
         os.killpg(process.pid, signal.SIGINT)
         try:
-          errors = process.communicate(timeout=20)[1]
+          errors = process.communicate(timeout=PATIENCE)[1]
         finally:
           if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -381,7 +387,7 @@ class Signals(Runs):
       self.assertIsNone(process.poll())
       process.send_signal(sign)
       time.sleep(pause)
-    process.communicate(timeout=5)
+    process.communicate(timeout=30)
     self.assertEqual(process.returncode, -signal.SIGINT)
 
   def test_stopped_between_evaluations(self):
