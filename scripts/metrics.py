@@ -282,7 +282,7 @@ class Run:
   "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes: those of
   all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own
   window. learned: {step: (time, learned_by_head())} of the steps with any. left_out: {"of other.bin": how many} of all
-  that is in none of these.
+  that is in none of these. evaluates: the folder of the run whose weights are looked at here under another name, or "".
 
   The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first.
   A warning names the first damaged line of a file, once."""
@@ -332,6 +332,7 @@ class Run:
     settings = model_settings(self.config)
     # A run that only evaluates, under its own name: the weights that it evaluated first are its own.
     first = "" if self.lines else found[0].elsewhere if found else asked[0][2] if asked else ""
+    self.evaluates = first
     for e in found:
       e.elsewhere = e.elsewhere if e.elsewhere != first else ""
     diagnostics, self.learned = {}, {}
@@ -384,13 +385,14 @@ class Run:
             if entry["type"] == "train" and finite(entry.get("loss")) is not None]
 
   def axis(self, over):
-    """The function from a step to its place: itself for "step", or the "tokens" or "hours" of training until then."""
+    """The function from a step to its place: itself for "step", or the "tokens", "hours" or "minutes" of training
+    until then."""
     if over == "step":
       return lambda step: step
-    at, hours = {0: 0.0}, 0.0
+    at, spent, unit = {0: 0.0}, 0.0, {"hours": 3.6e6, "minutes": 6e4}.get(over)
     for entry in (entry for entry in self.lines if entry["type"] == "train"):
-      hours += (finite(entry.get("ms")) or 0) / 3.6e6
-      at[entry["step"]] = hours if over == "hours" else finite(entry.get("tokens")) or 0
+      spent += (finite(entry.get("ms")) or 0) / (unit or 1)
+      at[entry["step"]] = spent if unit else finite(entry.get("tokens")) or 0
     return lambda step: at.get(step, math.nan)
 
   def curve(self):
@@ -424,13 +426,27 @@ class Run:
     return what and f"{self.label}: {number} evaluation{'s' * (number > 1)} left out: {what}"
 
 
+def joined(runs):
+  """The runs, without those that only have suffix losses of the weights of another of them, as scripts/sweep.py makes
+  under a name of their own: these are that run's contexts, if it has none and they are of its settings and data."""
+  kept = list(runs)
+  for run in (run for run in runs if run.evaluates and run.contexts and not run.row and not run.others):
+    for other in kept:
+      if (os.path.basename(os.path.abspath(other.folder)) == os.path.basename(run.evaluates) and not other.contexts
+          and not any(e.differs(model_settings(other.config), other.own) for e in run.contexts.values())):
+        other.contexts, other.suffixes = run.contexts, run.suffixes
+        kept.remove(run)
+        break
+  return kept
+
+
 def read_runs(folders):
-  """The run of each, once. Folders with the same name get enough of the path as labels to tell them apart."""
+  """The run of each, once, joined(). Folders with the same name get enough of the path as labels to tell them apart."""
   given = {}
   for folder in folders:
     given.setdefault(os.path.realpath(metrics_file(folder)), folder)
   try:
-    runs = [Run(folder) for folder in given.values()]
+    runs = joined([Run(folder) for folder in given.values()])
   except OSError as error:
     stop(f"{error.filename}: {error.strerror}")
   parts = [os.path.abspath(run.folder).split(os.sep) for run in runs]

@@ -28,14 +28,15 @@ import variants
 from common import ArgumentParser, UserError, check_output, output_folder, run as run_main
 from section_answers import DIAGNOSTICS, LEARNED, PASSKEY, TASKS, diagnostics_columns, passkey_columns, task_columns
 from section_losses import CONTEXTS, LENGTHS, SETTINGS
-from section_training import COST, CURVES, DEVICE, SPEED, SPEEDS, STABILITY, each, last
+from section_training import CURVES, DEVICE, SPEED, SPEEDS, STABILITY, cost, each, last
 from sections import Column, Section, Text, View, field, table
 
 Picture = collections.namedtuple("Picture", "name caption png wide")
 
 FAIR = ("attention.", "seed", "name", "threads", "log.", "checkpoint.", "generate.", "passkey.", "task.",
         "diagnostics.", "eval.every", "batch.micro", "train.recompute", "train.zero_stage")  # may differ
-CAPTION = f"{metrics.INTERVAL}. Bold: the best mean, and all whose intervals meet its own."
+CAPTION = (f"{metrics.INTERVAL}. Bold, where all rows share three seeds or more: the best mean, and all whose "
+           "difference from it, paired by seed, may be 0 by its interval.")
 STYLE = """
 :root { color-scheme: light }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2430; margin: 0 auto; padding: 1.2rem; max-width: 1200px }
@@ -68,9 +69,11 @@ def loss_at(length):
 def summary(view):
   context = min((run.context() for run in view.runs if run.context()), default=1)
   lengths = sorted({length for run in view.runs for length in run.row if length >= context})
-  columns = [PARAMETERS, *COST]
+  columns = [PARAMETERS, *cost(view.runs)]
   columns += [Column(f"loss at {length}", loss_at(length), better=min) for length in lengths]
-  if lengths:
+  if lengths:  # bits per byte compare models of different tokenizers too
+    columns.append(Column(f"bits per byte at {lengths[0]}",
+                          lambda run: (e := run.row.get(lengths[0])) and e.bits_per_byte, better=min))
     end = lambda run: (e := run.row.get(lengths[-1])) and e.last_loss
     columns.append(Column(f"end of {lengths[-1]}", end, better=min))
   columns += task_columns(view.runs) + passkey_columns(view.runs) + diagnostics_columns() + SPEEDS
@@ -87,7 +90,7 @@ def answers(runs):
 
 def unfair(view):
   """What sets the runs apart beside attention and seed, as sentences."""
-  runs, configs, result = view.runs, [*map(variants.settings, view.runs)], []
+  runs, configs, result, hints = view.runs, [*map(variants.settings, view.runs)], [], []
   found = {key: sorted({str(config.get(key, "-")) for config in configs}) for key in metrics.differing(runs)}
   if more := [f"{key} ({', '.join(values[:6])})" for key, values in found.items()
               if not key.startswith(FAIR) and len(values) > 1]:
@@ -95,7 +98,11 @@ def unfair(view):
   for title, values in (("Parameters", {field("parameters")(run.start) for run in runs} - {None}),
                         ("Trained tokens", {last(run, "tokens") for run in runs} - {None})):
     if len(values) > 1:
-      result.append(f"{title} differ: from {min(values):,} to {max(values):,}.")
+      text = f"{title} differ: from {min(values):,} to {max(values):,}"
+      if max(values) <= 1.01 * min(values):  # as by a gate's bias: no unfairness
+        hints.append(f"{text}, by {100 * (max(values) / min(values) - 1):.1g}%.")
+      else:
+        result.append(text + ".")
   for title, key in (("Speeds are of different devices", "device"), ("The builds differ", "commit")):
     values = sorted({str(run.start.get(key)) for run in runs})
     if len(values) > 1:
@@ -110,12 +117,12 @@ def unfair(view):
       result.append(f"{run.label} has made {made} of {steps} steps.")
   if len(view.variants) > 1 and any(len(variant.runs) < 2 for variant in view.variants):
     result.append("Not every setting has several seeds: small differences may be those of another seed.")
-  return [Text(text, "warning") for text in result]
+  return [*(Text(text, "warning") for text in result), *map(Text, hints)]
 
 
 def facts(view):
   columns = [PARAMETERS, Column("FLOPs per token", lambda run: field("flops_per_token")(run.start), "{:.3g}"),
-             Column("step", lambda run: str(run.step())), *COST, DEVICE,
+             Column("step", lambda run: str(run.step())), *cost(view.runs), DEVICE,
              Column("commit", lambda run: str(run.start.get("commit", "-"))),
              Column("versions", lambda run: " ".join(
                  f"{name} {version}" for name, version in metrics.section(run.start, "versions").items()))]

@@ -1,5 +1,6 @@
 """The file of sweep.py --results, for every script that reads it: its fields and their check. Standard library only."""
 import json
+import shlex
 
 from common import UserError, read_json
 from metrics import finite
@@ -29,11 +30,13 @@ RESULT = {"name": TEXT, "size": TEXT, "config": TEXT, "steps": COUNT, "tokens_pe
           "commit": (lambda value: True, "there"), "device": (lambda value: True, "there"),
           "context": (whole, "a whole number"), "chart": CHART, "seeds": WHOLES, "lengths": WHOLES,
           "mode": (lambda value: value in ("windows", "suffix"), "windows or suffix"),
+          "set": (lambda value: isinstance(value, dict), "an object"),
           "axes": (lambda value: isinstance(value, dict) and value
                    and all(list_of(TEXT[0], labels) for labels in value.values()), "lists of texts by axis"),
           "runs": (lambda value: list_of(lambda run: isinstance(run, dict), value), "a list of objects")}
 ENTRY = {"name": TEXT, "state": TEXT, "why": TEXT, "seed": (whole, "a whole number"), "initial": NUMBER, "loss": NUMBER,
          "losses": (lambda value: isinstance(value, dict) and all(map(number, value.values())), "numbers by length")}
+ENTRY["bits_per_byte"] = ENTRY["losses"]
 
 
 def read(path):
@@ -45,12 +48,14 @@ def read(path):
       if key not in entry or not good(entry[key]):
         found = json.dumps(entry[key])[:40] if key in entry else "missing"
         raise UserError(f"{path} does not hold results of scripts/sweep.py: {where}{key} is {found}, must be {what}; "
-                        f"scripts/sweep.py SWEEP.json --table --results {path} writes it again")
+                        f"scripts/sweep.py SWEEP.json --table --results {shlex.quote(path)} writes it again")
   if isinstance(result, dict):
-    result.setdefault("mode", "windows")  # of older results
+    result.setdefault("mode", "windows")  # of older results, which may lack "set" too
+    result.setdefault("set", {})
   check(result if isinstance(result, dict) else {}, RESULT)
   axes = {"labels": (lambda labels: isinstance(labels, dict) and labels.keys() == result["axes"].keys() and all(
       label in result["axes"][axis] for axis, label in labels.items()), "one of the labels of each axis")}
   for number, entry in enumerate(result["runs"]):
+    entry.setdefault("bits_per_byte", {})  # older results lack it
     check(entry, {**ENTRY, **axes}, f"runs[{number}].")
   return result

@@ -59,9 +59,21 @@ def loss_name(result):
   return "loss of the last targets" if result.get("mode") == "suffix" else "validation loss"
 
 
-def table(result):
+def in_bits(result):
+  """The results with bits per byte, which alone compare tokenizers, as losses; None unless all losses have theirs."""
+  if not all(entry["losses"].keys() == entry.get("bits_per_byte", {}).keys() for entry in result["runs"]):
+    return None
+  if not any(entry["losses"] for entry in result["runs"]):
+    return None
+  of_loss = lambda entry, bits: next((bits[n] for n, loss in entry["losses"].items() if loss == entry["loss"]), None)
+  return {**result, "runs": [{**entry, "losses": bits, "loss": of_loss(entry, bits), "initial": None}
+                             for entry in result["runs"] for bits in [entry.get("bits_per_byte", {})]]}
+
+
+def table(result, name=None):
+  """name: of the losses."""
   rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr"
-  what = f"{loss_name(result)} at {'length' if result['chart'] == 'lengths' else next(iter(result['axes']))}"
+  what = f"{name or loss_name(result)} at {'length' if result['chart'] == 'lengths' else next(iter(result['axes']))}"
   lines = []
   for label, row in rows.items():
     top, even = best(row), sensitivity(row)
@@ -102,14 +114,17 @@ def note(result):
   """What the figures are of, one sentence."""
   states = collections.Counter(entry["state"] for entry in result["runs"])
   missing = "".join(f", {states[state]} {state}" for state in ("diverged", "failed", "missing") if states[state])
-  return (f"{seeds_text(result)}, {result['steps']} steps of {result['tokens_per_step']} "
-          f"tokens ({result['config']}, commit {result['commit']}, {result['device']}){missing}.")
+  settings = "".join(f", {key}={value}" for key, value in result.get("set", {}).items())
+  return (f"{seeds_text(result)}, {result['steps']} steps of {result['tokens_per_step']} tokens ({result['config']}"
+          f"{settings}, commit {result['commit']}, {result['device']}){missing}; losses in nats per token.")
 
 
 def texts(result):
   """The tables, then what the figures are of and what ± is."""
   interval = f" {metrics.INTERVAL}." * any(" ± " in cell for row in table(result).rows for cell in row)
-  return list(filter(None, (table(result), difference_table(result), note(result) + interval)))
+  bits = in_bits(result)
+  return list(filter(None, (table(result), bits and table(bits, "bits per byte"), difference_table(result),
+                            note(result) + interval)))
 
 
 # ------------------------------------------------------------------------------------------------------------ the chart
@@ -133,6 +148,12 @@ def draw_row(kind, axes, number, rows, look, places, cells):
               transform=axes.get_xaxis_transform(), clip_on=False)
 
 
+def of_key(key):
+  """A key as words: "learning rate (optimizer.lr)"."""
+  words = key.rpartition(".")[2].replace("_", " ")
+  return f"{'learning rate' if words == 'lr' else words} ({key})" if "." in key else key
+
+
 def draw(result, axes):
   rows, kind = grid(result), result["chart"]
   columns, cells = list(next(iter(rows.values()))), [cell for row in rows.values() for cell in row.values()]
@@ -145,7 +166,7 @@ def draw(result, axes):
       label += " (sensitivity %.3f)" % even
     look = {**variants.look(number), "label": drawing.in_text(label)}
     draw_row(kind, axes, number, len(rows), look, places, row.values())
-  x = next(iter(result["axes"]))
+  x = of_key(next(iter(result["axes"])))
   if kind == "lengths":
     x = "evaluated length (tokens); the dashed line is the trained one"
     drawing.length_axis(axes, places)

@@ -22,8 +22,23 @@ def last(run, key):
   return next(iter(each(reversed(run.lines), key)), None)
 
 
-COST = [Column("tokens", lambda run: last(run, "tokens"), "{:,.0f}"),
-        Column("hours", lambda run: run.axis("hours")(run.lines[-1]["step"]) if run.lines else None, "{:.3g}")]
+
+
+def taken(run, unit):
+  """The time of its training."""
+  return run.axis(unit)(run.lines[-1]["step"]) if run.lines else None
+
+
+def time_unit(runs):
+  return "hours" if any((taken(run, "hours") or 0) >= 1 for run in runs) else "minutes"
+
+
+def cost(runs):
+  unit = time_unit(runs)
+  return [Column("tokens", lambda run: last(run, "tokens"), "{:,.0f}"),
+          Column(unit, lambda run: taken(run, unit), "{:.3g}")]
+
+
 SPEEDS = [Column("tokens/s", lambda run: middle(run, "tokens_per_s"), "{:,.0f}", max),
           Column("MFU", lambda run: middle(run, "mfu"), "{:.1%}", max)]
 DEVICE = Column("device", lambda run: str(run.start.get("device", "-")))
@@ -52,7 +67,7 @@ def curve_tables(view):
   base = view.base()
   if not view.variants[1:] or not curves[base]:
     return []
-  goal = curves[base][-1][1]
+  goal, unit = curves[base][-1][1], time_unit(view.runs)
 
   def reached(variant, over):
     step = next((step for step, loss, *_ in curves[variant] if loss <= goal), None)
@@ -60,12 +75,12 @@ def curve_tables(view):
   rows = []
   for variant in view.variants:
     rows.append([variant.label, "%.3f" % curves[variant][-1][1] if curves[variant] else "-"])
-    for over, digits in (("tokens", "{:,.0f}"), ("hours", "{:.3g}")):
+    for over, digits in (("tokens", "{:,.0f}"), (unit, "{:.3g}")):
       mine = reached(variant, over)
       rows[-1] += [digits.format(mine), "%.2f" % (reached(base, over) / mine)] if mine else ["not reached", "-"]
   return [Text(f"How soon each first reaches the last training loss of {base.label} (means over a window around the "
                "step, and over seeds):"),
-          tables.markdown(["run", "last loss", "tokens to there", "times as fast", "hours to there", "times as fast"],
+          tables.markdown(["run", "last loss", "tokens to there", "times as fast", f"{unit} to there", "times as fast"],
                           rows)]
 
 
@@ -96,8 +111,9 @@ def draw_losses(view, axes, over="step"):
 
 CURVES = Section("losses", "Training", lambda run: bool(run.train() or run.curve()), "./train CONFIG.json",
                  curve_tables,
-                 lambda view: [functools.partial(draw_losses, view, over=over) for over in ("tokens", "hours")],
-                 "Training and validation loss by tokens and by hours of training; of several seeds mean and range.")
+                 lambda view: [functools.partial(draw_losses, view, over=over)
+                               for over in ("tokens", time_unit(view.runs))],
+                 "Training and validation loss by tokens and by the time of training; of several seeds mean and range.")
 
 
 # ------------------------------------------------------------------------------------------------- speed and stability

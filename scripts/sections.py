@@ -5,6 +5,7 @@ It says which command makes its lines, and has tables and the panels of a pictur
 variant."""
 import collections
 import os
+import shlex
 
 import drawing
 import metrics
@@ -57,17 +58,20 @@ def cells(rows, column, bold):
     return [", ".join(dict.fromkeys(values)) or "-" for values in found]
   texts = [variants.mean_text(values, column.digits, len(items), exact=True) for values, (_, items) in zip(found, rows)]
   if column.better and bold and len(set(map(metrics.mean, known))) > 1:
-    best = column.better(known, key=metrics.mean)
-    meets = lambda values: (abs(metrics.mean(values) - metrics.mean(best))
-                            <= metrics.half_width(values) + metrics.half_width(best))
-    texts = [tables.Bold(text) if values and meets(values) else text for text, values in zip(texts, found)]
+    by_seed = [{item.seed(): value for item in items if (value := column.value(item)) is not None} for _, items in rows]
+    best = column.better(filter(None, by_seed), key=lambda values: metrics.mean(values.values()))
+    gaps = [[values[seed] - best[seed] for seed in values if seed in best] for values in by_seed]
+    if all(len(gap) >= 3 for gap, values in zip(gaps, by_seed) if values):
+      alike = lambda gap: gap and abs(metrics.mean(gap)) <= metrics.half_width(gap)
+      texts = [tables.Bold(text) if alike(gap) else text for text, gap in zip(texts, gaps)]
   return texts
 
 
 def table(rows, columns, head=("run",), bold=False):
   """rows: (texts, items) of each. A cell has the mean of the column's value over the items, or the texts that differ;
-  a column without values is left out. bold: for the best mean, and all whose intervals meet its own, as a difference
-  within the errors is none."""
+  a column without values is left out. bold: for the best mean, and all whose difference from it, paired by seed, has an
+  interval that holds 0; for none unless each row shares three seeds with the best, as fewer say too little. Items are
+  then runs."""
   made = [(column.title, texts) for column in columns if (texts := cells(rows, column, bold))]
   return tables.markdown([*head, *(title for title, _ in made)],
                          [[*texts, *(column[number] for _, column in made)] for number, (texts, _) in enumerate(rows)])
@@ -92,7 +96,7 @@ def read_runs(folders, *sections):
   for run in runs:
     if not any(section.has(run) for section in sections):
       raise UserError(f"{metrics.metrics_file(run.folder)} holds no {sections[0].name} yet; run "
-                      + sections[0].needs.replace("RUN", run.folder))
+                      + sections[0].needs.replace("RUN", shlex.quote(run.folder)))
   return runs
 
 

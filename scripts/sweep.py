@@ -353,7 +353,7 @@ def collect(program, sweep, members, overwrite):
       break
     elif code and not done.get(name):
       failed[name] = f"exit code {code}: {said}"
-      print(f"{output}\nsweep.py: {' '.join(command)} failed with exit code {code}", file=sys.stderr, flush=True)
+      print(f"{output}\nsweep.py: {shlex.join(command)} failed with exit code {code}", file=sys.stderr, flush=True)
   return {name: found for name, found in done.items() if found}, failed, stopped
 
 
@@ -371,10 +371,11 @@ def summary(sweep, members, done, failed):
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
     ended = run and run.step() == run.steps()
     losses = {str(n): e.loss for n, e in sorted(metrics.evaluated(run).items())} if ended else {}
+    bits = {str(n): e.bits_per_byte for n, e in metrics.evaluated(run).items() if e.bits_per_byte} if ended else {}
     entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
                     "initial": run and metrics.initial_loss(run),
                     "loss": losses.get(str(metrics.main_length(run))) if run else None,
-                    "losses": losses, "clipped": run and metrics.clipped(run)})
+                    "losses": losses, "bits_per_byte": bits, "clipped": run and metrics.clipped(run)})
   return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"],
           "seeds": sweep["seeds"], "axes": {axis: list(values) for axis, values in sweep["axes"].items()},
           "chart": sweep["chart"], "mode": metrics.section(config, "eval").get("mode", "windows"),

@@ -248,6 +248,19 @@ class Plot(ScriptTest):
     self.assertEqual(run.note(),
                      "a: 3 evaluations left out: 1 with rope_scaling yarn, 1 of train.bin, 1 of 640 tokens asked")
 
+  def test_suffixes_under_another_name_join_the_run_of_their_weights(self):
+    of = lambda entry, weights="runs/s_a_1/step_00000008": {**entry, "of": {**entry["of"], "weights": weights}}
+    start = lambda name, **more: {"type": "start", "config": {**CONFIG, "name": name, **more}}
+    self.make_run("s_a_1", [start("s_a_1"), {"type": "train", "step": 8, "loss": 1.0}, of(line(8, 16, 1.5))])
+    for name, more in (("same", {}), ("other", {"attention": {"power": 3}})):
+      self.make_run(name, [start(name, **more), of(suffix(8, 2.0)), of(suffix(16, 1.25))])
+    self.make_run("asked", [start("asked"), of(suffix(8, 2.0, asked=640))])
+    runs = metrics.read_runs([*map(self.path, ("same", "s_a_1", "other", "asked"))])
+    self.assertEqual([(run.label, [*run.row], [*run.contexts]) for run in runs],
+                     [("s_a_1", [16], [8, 16]), ("other", [], [8, 16]), ("asked", [], [8])])
+    alone, = metrics.read_runs([self.path("same")])
+    self.assertEqual((alone.label, [*alone.contexts]), ("same", [8, 16]))
+
   def test_contexts_are_the_set_of_most_lengths(self):
     most = [suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0)]
     for name, newer, losses, left_out in (
@@ -379,6 +392,7 @@ class Plot(ScriptTest):
         self.assertEqual([bar.get_height() for bar in axes.patches], [1.0, 2.0] * 2)
       elif chart != "lengths":
         self.assertEqual(axes.lines[0].get_xydata().tolist(), [[1, 1.0], [2, 2.0]])
+      self.assertEqual(section_sweep.of_key("optimizer.lr"), "learning rate (optimizer.lr)")
       drawing.legend(axes)
       shown = [text.get_text() for text in axes.get_legend().get_texts()]
       self.assertEqual(len(shown), 4 if chart == "lengths" else 2)

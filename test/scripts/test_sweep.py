@@ -399,6 +399,16 @@ class Tables(unittest.TestCase):
     self.assertEqual(section_sweep.difference_table(result).splitlines()[2:],
                      ["| b - a | +0.400 ± 1.271 | +0.500 | +1.400 ± 1.271 |"])
 
+  def test_bits_per_byte(self):
+    result = self.result({"a": {"1": [3.0, 3.0], "2": [2.0, None]}, "b": {"1": [3.5, 3.5], "2": [2.5, 2.5]}}, "lines")
+    self.assertEqual(len(section_sweep.texts({**result, "steps": 1, "tokens_per_step": 1, "config": "c", "commit": "",
+                                              "device": ""})), 3)
+    for run in result["runs"]:
+      run["bits_per_byte"] = {n: loss / 2 for n, loss in run["losses"].items()}
+    self.assertEqual(section_sweep.table(section_sweep.in_bits(result), "bits per byte").splitlines(), [
+        "| bits per byte at lr | 1 | 2 |", "|---|---|---|", "| a | 1.500 ± <0.001 | 1.000 (1 diverged) |",
+        "| b | 1.750 ± <0.001 | 1.250 ± <0.001 |"])
+
   def test_a_rate_without_a_run_leaves_the_sensitivity_open(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": []}})
     self.assertEqual(section_sweep.table(result).splitlines()[2], "| a | 3.100 ± 1.271 | - | 3.100 ± 1.271 at 1 | - |")
