@@ -23,7 +23,7 @@ ATTN ?= $(SHIPPED)
 ifneq ($(filter-out $(SHIPPED),$(ATTN)),)
   $(error ATTN=$(filter-out $(SHIPPED),$(ATTN)) is unknown; choose from $(SHIPPED))
 endif
-# Kinds that are files, numbered behind the others; those of KINDS by name
+# Kinds that are files, numbered behind the others; those of KINDS by name.
 FILE_KINDS := $(shell printf '%s\n' $(basename $(notdir $(KINDS))) | awk '!seen[$$0]++')
 # What kernels/hopper.cuh serves is there on the CPU and on sm_90a; oneDNN multiplies on the CPU alone.
 WITHOUT_HOPPER := $(if $(filter cpu,$(BACKEND))$(filter 90a,$(ARCH)),,hopper)
@@ -88,8 +88,13 @@ ifeq ($(BACKEND),cuda)
   LIBRARIES += $(CUDA_LIBRARIES) -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -ldl -lrt
   LIBRARIES += $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
+# The check of the CPU runs on every one, and before all others.
+CHECK := $(BUILD)/emulation/cpu/processor_check.cpp.o
+$(CHECK): private COMPILE_CPP = $(CXX) -std=c++20 -O1 $(WARNINGS) -I$(BUILD) -x c++
+$(CHECK): $(BUILD)/built_for.inc
 # Linked by the host code's compiler: nvcc may use an older one, whose library lacks what that code needs.
-LINK = $(CXX)$(if $(SAN), $(OPTIMIZE)) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIBRARIES)
+LINK = $(CXX)$(if $(SAN), $(OPTIMIZE)) $(LDFLAGS) -o $@ $(filter $(CHECK),$^) \
+  $(filter-out $(CHECK),$(filter %.o,$^)) $(LIBRARIES)
 
 # ---- rules: a line for what is made, with V=1 the whole command
 SAY = $(if $(V),,@echo '$(1) $(2)';)
@@ -142,7 +147,10 @@ $(PRECOMPILED:=.gch): kernels/gpu.cuh $(BUILD)/flags
 $(BUILD)/objects: FORCE
 	@mkdir -p $(@D); echo '$(OBJECTS)' $(IF_NEW)
 $(BUILD)/flags: FORCE
-	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP)' $(IF_NEW)
+	@mkdir -p $(@D); echo '$(COMPILE_CU) $(COMPILE_CPP) $(FEATURES)' $(IF_NEW)
+$(BUILD)/built_for.inc: FORCE
+	@mkdir -p $(@D); { echo '#define BUILT_FOR "$(BUILT_FOR)"'; \
+	  echo '#define NEEDED $(foreach name,$(FEATURES),NEEDS("$(name)"))'; } $(IF_NEW)
 # A change of measured figures and documents alone does not make the program another one.
 DIRTY = git diff --quiet HEAD -- ':!bench/results' ':!*.md' ':!*.png' 2>/dev/null; [ $$? = 1 ] && echo -dirty
 COMMIT ?= $(shell git describe --always 2>/dev/null || echo unknown)$(shell $(DIRTY))

@@ -89,6 +89,12 @@ HAVE_PCRE2 := $(shell echo | $(CXX) -E -DPCRE2_CODE_UNIT_WIDTH=8 -include pcre2.
 HAVE_ONEDNN := $(if $(filter cpu,$(BACKEND)),$(shell \
   printf '%s\n' '\#if DNNL_CPU_RUNTIME != DNNL_RUNTIME_OMP' '\#error' '\#endif' | \
   $(CXX) $(CPPFLAGS) -E -include dnnl.hpp -x c++ - >/dev/null 2>&1 && echo 1 || echo 0))
+# What MARCH adds to every CPU's instructions. A folder that machines share has objects of the last one that ran make.
+FEATURES := $(if $(filter cpu ptx,$(BACKEND)),$(shell \
+  bash scripts/cpu_features.sh "$(CPPFLAGS) -march=$(MARCH)" $(CXX) 2>/dev/null))
+THIS_CPU := $(if $(filter native,$(MARCH)),$(shell sed -n '/^model name/{s/.*: //p;q}' /proc/cpuinfo 2>/dev/null | \
+  tr -cd 'A-Za-z0-9 ()@.-'))
+BUILT_FOR := MARCH=$(MARCH)$(if $(THIS_CPU), on $(THIS_CPU))
 MADE_FOR = $(if $(filter cpu,$(BACKEND)),the CPU,CUDA: $(ARCH:%=sm_%)$(COMMA) PTX of compute_$(WITH_PTX))
 summary = echo './train is built for $(MADE_FOR)'
 summary += $(if $(WITHOUT_GPU),&& echo '  without $(WITHOUT_GPU)')

@@ -1,5 +1,6 @@
 """The Makefile's targets for GPUs, in the commands of `make -n`, and a build without NCCL. Standard library only."""
 import os
+import platform
 import re
 import subprocess
 import tempfile
@@ -131,6 +132,8 @@ class Kinds(unittest.TestCase):
       for settings, kinds, commands in ((("ATTN=softmax relu",), ["softmax", "relu"], link), ((), names, link),
                                         ((), names, [])):
         self.assertEqual(made(*settings), ({family: kinds for family in every}, commands))
+      # objects of another machine's CPU, in a folder that both share, are compiled again
+      self.assertIn("compile base/error.cpp", made("FEATURES=avx5124fmaps")[1])
 
 
 class KindFiles(unittest.TestCase):
@@ -222,6 +225,59 @@ SCORE(NAME) {
       self.assertNotEqual(done.returncode, 0, text)
       self.assertRegex(done.stderr, rf"x\.cuh:{line}:\d+: ", message)
       self.assertIn(message, done.stderr)
+
+
+class AnotherCpu(unittest.TestCase):
+  """A program on a CPU that lacks instructions of its MARCH (emulation/cpu/processor_check.cpp)."""
+
+  def made(self, *settings, goals):
+    return subprocess.run(["make", "-nB", "V=1", "BACKEND=cpu", *settings, *goals], cwd=ROOT, capture_output=True,
+                          check=True, text=True, timeout=100).stdout.split("\n")
+
+  def test_is_checked_first_in_every_program(self):
+    names = ["train", "test_base", "test_attention", "bench_step", "planted_bugs"]
+    for settings, build in (((), "build/cpu"), (("SAN=asan",), "build/cpu-asan"), (("SAN=tsan",), "build/cpu-tsan")):
+      check = f"{build}/emulation/cpu/processor_check.cpp.o"
+      lines = self.made("MARCH=haswell", *settings, goals=[f"{build}/{name}" for name in names])
+      compiled, = [line for line in lines if line.endswith(f" -o {check} ")]
+      self.assertNotRegex(compiled, "-march|-fsanitize|-include")
+      for name in names:
+        link, = [line for line in lines if f" -o {build}/{name} " in line]
+        self.assertRegex(link, rf" -o {build}/{name} {check} ")
+
+  @unittest.skipUnless(platform.machine() == "x86_64", "asks for an instruction of x86-64")
+  def test_is_refused_before_the_constructors_of_libraries(self):
+    with tempfile.TemporaryDirectory() as folder:
+      for name, text in (("main", 'int main() { return 0; }'),
+                         ("library", 'static int before = dprintf(1, "ran\\n");')):
+        with open(f"{folder}/{name}.cpp", "w", encoding="utf-8") as source:
+          source.write(f"#include <cstdio>\n{text}\n")
+      library = f"{folder}/library.so"
+      subprocess.run(["g++", "-shared", "-fPIC", f"{folder}/library.cpp", "-o", library], check=True, timeout=100)
+      for needed, code in (("sse2", 0), ("avx5124fmaps", 2)):
+        with open(f"{folder}/built_for.inc", "w", encoding="utf-8") as file:
+          file.write(f'#define BUILT_FOR "MARCH=native on X"\n#define NEEDED NEEDS("sse2") NEEDS("{needed}")\n')
+        subprocess.run(["g++", "-std=c++20", f"-I{folder}", os.path.join(ROOT, "emulation/cpu/processor_check.cpp"),
+                        f"{folder}/main.cpp", "-Wl,--no-as-needed", library, "-o", f"{folder}/program"], check=True,
+                       timeout=100)
+        done = subprocess.run([f"{folder}/program"], capture_output=True, text=True, timeout=100)
+        self.assertEqual((done.returncode, done.stdout), (code, "" if code else "ran\n"))
+      self.assertRegex(done.stderr, "^this program was built for another CPU, MARCH=native on X: the one here lacks "
+                                    "its avx5124fmaps; build it here by make, or for both by make MARCH=")
+
+  def test_features_of_a_cpu(self):
+    def features(march):
+      done = subprocess.run(["bash", os.path.join(ROOT, "scripts/cpu_features.sh"), f"-march={march}", "g++"],
+                            check=True, capture_output=True, text=True, timeout=100)
+      return set(done.stdout.split())
+    if platform.machine() == "x86_64":
+      self.assertEqual(features("x86-64"), set())
+      self.assertLessEqual({"sse4.2", "avx2", "fma", "bmi2"}, features("haswell"))
+      self.assertLessEqual({"avx512f", "avx512bw", "avx512vl"}, features("skylake-avx512") - features("haswell"))
+      self.assertFalse({"aes", "rdrnd", "xsave", "sgx"} & features("skylake-avx512"))  # no compiler chooses them
+    else:
+      self.assertEqual(features("armv8-a"), set())
+      self.assertLessEqual({"atomics", "dotprod"}, features("armv8.4-a"))
 
 
 class WithoutNccl(unittest.TestCase):
