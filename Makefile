@@ -23,7 +23,9 @@ ATTN ?= $(SHIPPED)
 ifneq ($(filter-out $(SHIPPED),$(ATTN)),)
   $(error ATTN=$(filter-out $(SHIPPED),$(ATTN)) is unknown; choose from $(SHIPPED))
 endif
-# Kinds that are files, numbered behind the others; those of KINDS by name.
+# Kinds that are files, numbered behind the others; those of KINDS by name. What is wrong with them is said first.
+WRONG := $(if $(KINDS),$(shell bash scripts/kind_files.sh "$(SHIPPED)" $(KINDS) 2>&1 >/dev/null))
+$(if $(WRONG),$(error $(WRONG)))
 FILE_KINDS := $(shell printf '%s\n' $(basename $(notdir $(KINDS))) | awk '!seen[$$0]++')
 # What kernels/hopper.cuh serves is there on the CPU and on sm_90a; oneDNN multiplies on the CPU alone.
 WITHOUT_HOPPER := $(if $(filter cpu,$(BACKEND))$(filter 90a,$(ARCH)),,hopper)
@@ -103,8 +105,11 @@ IF_NEW = > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi 
 train: $(BUILD)/train FORCE
 	@$(if $(KINDS),$(BUILD)/train --help > /dev/null && )ln -sfn $(BUILD)/train train  # refuses wrong parameters
 	@$(summary)
+	@rm -f $(BUILD)/train.lost
+# $@.kinds: what the program has, by name or file; $@.lost: what it had before the last summary of make
 $(BUILD)/train: $(BUILD)/main.cpp.o $(TRAIN_OBJECTS) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK)
+	@touch $@.kinds $@.lost; cat $@.kinds >> $@.lost; printf '%s\n' $(ATTN) $(realpath $(KINDS)) > $@.kinds
 REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
 $(foreach source,$(TEST_SOURCES),$(eval $(call test_program,$(source)): $(BUILD)/$(source).o))
 $(TESTS): $(OBJECTS) $(REFERENCE) $(BUILD)/objects
@@ -117,7 +122,7 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/flags $(PRECOMPILED:=.gch)
 	$(call SAY,compile,$<)$(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
 $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags $(PRECOMPILED:=.gch)
 	@mkdir -p $(@D)
-	$(call SAY,compile,$<)$(COMPILE_CPP) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(call SAY,compile,$<)$(COMPILE_CPP) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(EXPLAIN)
 $(INSTANCES:=.o): %.o: % $(BUILD)/flags $(PRECOMPILED:=.gch)
 	$(call SAY,compile,$<)$(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
 FILE_INSTANCES := $(foreach kind,$(FILE_KINDS),$(filter %/$(kind).cu,$(INSTANCES)))
@@ -137,6 +142,8 @@ $(FILE_INSTANCES): $(BUILD)/attention/%.cu: Makefile FORCE
 	   echo '[[maybe_unused]] static const bool added = add_$(*D)<Kind($(NUMBER))>();'; } $(IF_NEW)
 $(FILE_INSTANCES:=.o): | $(BUILD)/attention/kinds.cpp.o  # which says what is wrong with a file
 $(BUILD)/attention/kinds.cpp.o: $(BUILD)/kinds.inc
+$(BUILD)/attention/kinds.cpp.o: private EXPLAIN = 2> $@.said; result=$$?; \
+  bash scripts/kind_files.sh --explain $@.said >&2; exit $$result
 $(BUILD)/kinds.inc: FORCE
 	@mkdir -p $(@D); bash scripts/kind_files.sh "$(SHIPPED)" $(KINDS) $(IF_NEW)
 $(PRECOMPILED:=.gch): kernels/gpu.cuh $(BUILD)/flags

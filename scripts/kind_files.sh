@@ -2,7 +2,28 @@
 # For make: checks the files of KINDS (attention/score.h) and prints what attention/kinds.cpp includes.
 #   kind_files.sh "SHIPPED KINDS" FILE...
 # A wrong file ends it with FILE:LINE, what is wrong and the fix.
+#   kind_files.sh --explain LOG
+# prints what a compiler says of a file, the sentences of kind_file.h and score.h before their templates.
 set -euo pipefail
+if [ "$1" = --explain ]; then
+  # A sentence of kind_file.h is followed by its place in the file (clang: on the same line); one of score.h comes after
+  # the first line that led to it.
+  awk '
+    function say() { if (!said[text]++) print "KINDS: " place ": " text; text = "" }
+    / [Ii]n instantiation / { place = "" }
+    match($0, /[^ ]+\.cuh:[0-9]+/) {
+      if (text || !place) place = substr($0, RSTART, RLENGTH)
+      if (text) say()
+    }
+    /static.assert[a-z]* failed/ {
+      text = $0
+      sub(/.*static.assert[a-z]* failed[^:"]*(due to requirement .[^"]*)?[:"] ?/, "", text)
+      sub(/"$/, "", text)
+      if (/\.cuh:/ || (place && /score\.h:/)) say()
+    }' "$2"
+  cat "$2"
+  exit
+fi
 shipped=$1
 shift
 refuse() {
@@ -16,6 +37,13 @@ for name in $shipped; do names+="\"$name\", "; done
 for file; do
   name=$(basename "$file")
   name=${name%.*}
+  shift
+  whole=$file
+  [ -f "$file" ] || for next; do
+    whole+=" $next"
+    [ ! -f "$whole" ] || refuse "KINDS: $whole: make divides names at spaces; move the file to a path without, or name \
+a link to its folder: ln -s '${whole%/*}' DIR"
+  done
   [ -f "$file" ] || refuse "KINDS: $file:1: there is no such file; name files of attention/score.h's format"
   [[ $file == *.cuh ]] && [[ $name =~ ^[a-z][a-z0-9_]*$ ]] ||
     refuse "KINDS: $file:1: the file's name is the kind's: name it a small letter, then letters, digits and _, and .cuh"

@@ -103,6 +103,12 @@ summary += $(if $(filter 0,$(HAVE_PCRE2)),&& \
   echo '  without text in GPT-2 tokens: install libpcre2-dev and run make again')
 summary += $(if $(filter 0,$(HAVE_ONEDNN)),&& \
   echo '  without the faster matrix products of oneDNN: install libdnnl-dev and run make again')
+# The last line. A sweep that is running takes the new program.
+LOST = $(filter-out $(ATTN) $(realpath $(KINDS)),$(sort $(shell \
+  cat $(BUILD)/train.lost $(if $(filter summary,$(MAKECMDGOALS)),,$$(readlink train).kinds) 2>/dev/null)))
+name_of = $(notdir $(basename $(1)))
+summary += && echo '  with the kinds $(call name_of,$(ATTN) $(KINDS))$(if $(LOST),; it has lost \
+  $(call name_of,$(LOST)): make$(if $(filter %.cuh,$(LOST)), KINDS="$(strip $(KINDS) $(filter %.cuh,$(LOST)))"))'
 summary:                           ## what ./train can do here, and what it lacks for want of what
 	@$(summary)
 .PHONY: summary

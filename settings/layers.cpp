@@ -97,6 +97,7 @@ std::string layer_problem(const Config& c, const std::string& entry) {
   std::string hint = did_you_mean(kind, names);
   for (const std::string& piece : split(kind, '_'))
     if (hint.empty() && !std::ranges::count(names, piece)) hint = did_you_mean(piece, names);
-  return named + "an entry is words joined by _, at most one of each: a kind (" + kinds + "), a bias (" + biases +
-         "), " + pairs + format("; windowN is a window of N keys, 1 to %d", LARGEST_WINDOW) + hint;
+  return named + "an entry is words joined by _, at most one of each: a kind (" + kinds +
+         ", that of a file needs make KINDS=PATH.cuh), a bias (" + biases + "), " + pairs +
+         format("; windowN is a window of N keys, 1 to %d", LARGEST_WINDOW) + hint;
 }

@@ -75,6 +75,10 @@ std::string assign(const ConfigRow&, std::string& target, const json& value) {
   return "";
 }
 
+// Of the kind, and of the keys of a kind, that another build may have
+constexpr const char* BY_ITS_FILE =
+    " in this build: make KINDS=PATH.cuh adds a kind by its file, which checkpoints hold";
+
 std::string assign(const ConfigRow& row, const EnumField& target, const json& value) {
   if (target.number && value.is_number()) {
     if (!interval(row.allowed).contains(value.get<double>()))
@@ -91,9 +95,8 @@ std::string assign(const ConfigRow& row, const EnumField& target, const json& va
   std::string hint = value == "softmax1"
                          ? "; softmax1 is attention.sink = \"one\""
                          : did_you_mean(value.get<std::string>(), {target.names.begin(), target.names.end()});
-  if (hint.empty() && row.key == std::string("attention.kind"))
-    hint = "; a kind of one's own needs a build with its file: make KINDS=PATH.cuh (checkpoints hold it)";
-  return "is unknown (" + list + ")" + hint;
+  bool is_kind = row.key == std::string("attention.kind") || row.key == std::string("attention.variant");
+  return std::string("is unknown") + (hint.empty() && is_kind ? BY_ITS_FILE : "") + " (" + list + ")" + hint;
 }
 
 std::string assign(const ConfigRow&, std::vector<std::string>& target, const json& value) {
@@ -191,6 +194,7 @@ class Reader {
   }
 
   void read_object(const json& object, const std::string& prefix) {
+    of_file = of_file || (prefix == "attention." && object.contains("kind_file"));
     for (auto& member : object.items())  // clang 14 captures no structured bindings
       if (!member.key().starts_with("_")) mistakes.attempt([&] { read_member(prefix, member.key(), member.value()); });
   }
@@ -261,6 +265,7 @@ class Reader {
         if (name.starts_with(key + ".")) append_item(inside, name, ", ");
       refuse(source, "%s is a group of keys; set one of %s", key.c_str(), inside.c_str());
     }
+    if (of_file && key.starts_with("attention.")) refuse(source, "%s is unknown%s", key.c_str(), BY_ITS_FILE);
     std::string word = key.substr(key.rfind('.') + 1);
     std::vector<std::string> candidates = keys;
     candidates.insert(candidates.end(), sections.begin(), sections.end());
@@ -327,6 +332,7 @@ class Reader {
 
   Config& config;
   std::string file;
+  bool of_file = false;  // the settings of a run with a kind that is a file
   std::vector<ConfigRow> rows;
   std::map<std::string, size_t> index;
   std::vector<std::string> keys;

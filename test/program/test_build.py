@@ -76,7 +76,8 @@ esac"""
 
   def test_summary(self):
     """A build says at its end for what it is, and what was left out for want of what."""
-    self.assertEqual(self.summary("BACKEND=cpu", "HAVE_PCRE2=1", "HAVE_ONEDNN=1"), "./train is built for the CPU\n")
+    whole = self.summary("BACKEND=cpu", "HAVE_PCRE2=1", "HAVE_ONEDNN=1", "ATTN=relu lssa", "BUILD=/none")
+    self.assertEqual(whole, "./train is built for the CPU\n  with the kinds relu lssa\n")
     self.assertIn("without the faster matrix products of oneDNN", self.summary("BACKEND=cpu", "HAVE_ONEDNN=0"))
     self.assertNotIn("oneDNN", self.summary("BACKEND=cuda"))
     self.assertIn("without text in GPT-2 tokens: install libpcre2-dev", self.summary("BACKEND=cpu", "HAVE_PCRE2=0"))
@@ -104,7 +105,7 @@ esac"""
 
 
 class Kinds(unittest.TestCase):
-  """ATTN, with a compiler that writes down its arguments where it should write an object or a program."""
+  """ATTN and KINDS, with a compiler that writes down its arguments where it should write an object or a program."""
 
   COMPILER = '#!/bin/sh\nall=$*\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && echo "$all" > "$2"; shift; done\n'
 
@@ -134,6 +135,22 @@ class Kinds(unittest.TestCase):
         self.assertEqual(made(*settings), ({family: kinds for family in every}, commands))
       # objects of another machine's CPU, in a folder that both share, are compiled again
       self.assertIn("compile base/error.cpp", made("FEATURES=avx5124fmaps")[1])
+
+  def test_lost_kinds_are_named(self):
+    with tempfile.TemporaryDirectory() as build:
+      with open(f"{build}/compiler", "w", encoding="utf-8") as compiler:
+        compiler.write(self.COMPILER)
+      os.chmod(compiler.name, 0o755)
+
+      def last_line(*settings):
+        for goal in (f"{build}/train", "summary"):
+          done = subprocess.run(["make", "BACKEND=cpu", "NCCL=1", f"BUILD={build}", f"CXX={compiler.name}", *settings,
+                                 goal], cwd=ROOT, check=True, capture_output=True, text=True, timeout=100)
+        return done.stdout.split("\n")[-2]
+
+      file = os.path.join(ROOT, "test/attention/kinds/capped.cuh")
+      self.assertEqual(last_line("ATTN=relu lssa", f"KINDS={file}"), "  with the kinds relu lssa capped")
+      self.assertEqual(last_line("ATTN=relu"), f"  with the kinds relu; it has lost capped lssa: make KINDS=\"{file}\"")
 
 
 class KindFiles(unittest.TestCase):
@@ -181,12 +198,19 @@ SCORE(NAME) {
         ({"x.h": good}, ["x.h"], ["x.h:1:", ".cuh"]),
         ({"relu.cuh": good.replace("NAME", "relu")}, ["relu.cuh"], ["relu.cuh:1:", "policies.cuh already"]),
         ({"no_window.cuh": good.replace("NAME", "no_window")}, ["no_window.cuh"], ['"window" is a word']),
+        ({"a b/x.cuh": good.replace("NAME", "x")}, ["a", "b/x.cuh"], ["a b/x.cuh: make divides names", "ln -s"]),
         ({"x.cuh": good.replace("NAME", "x"), "a/x.cuh": good.replace("NAME", "x")}, ["x.cuh", "a/x.cuh"],
          ["a/x.cuh:1:", 'two files are named "x"'])):
       done = self.run_on(files, *names)
       self.assertEqual(done.returncode, 1, names)
       for part in parts:
         self.assertIn(part, done.stderr)
+
+  def test_make_says_it_first(self):
+    path = os.path.join(ROOT, "attention/softmax.cuh")
+    done = subprocess.run(["make", "-n", "BACKEND=cpu", f"KINDS={path}"], cwd=ROOT, capture_output=True, text=True,
+                          timeout=100)
+    self.assertRegex(done.stdout + done.stderr, rf"^Makefile:\d+: \*\*\* KINDS: {path}:1: there is no such file")
 
   def compiled(self, text):
     """What g++ says of a file, without a build."""
@@ -197,12 +221,17 @@ SCORE(NAME) {
       with open(f"{folder}/kinds.inc", "w", encoding="utf-8") as file:
         subprocess.run(["bash", os.path.join(ROOT, "scripts/kind_files.sh"), "softmax", path], stdout=file, check=True,
                        timeout=60)
-      return subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{folder}", f"-I{ROOT}",
-                             os.path.join(ROOT, "attention/kinds.cpp")], capture_output=True, text=True, timeout=100)
+      log = f"{folder}/log"
+      with open(log, "w", encoding="utf-8") as file:
+        code = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{folder}", f"-I{ROOT}",
+                               os.path.join(ROOT, "attention/kinds.cpp")], stderr=file, timeout=100).returncode
+      done = subprocess.run(["bash", os.path.join(ROOT, "scripts/kind_files.sh"), "--explain", log], check=True,
+                            capture_output=True, text=True, timeout=100)
+      return code, done.stdout
 
   def test_wrong_formulas_end_in_an_error_at_their_line(self):
     good = self.GOOD.replace("NAME", "x")
-    self.assertEqual(self.compiled(good.replace("BODY", "relu(z)")).stderr, "")
+    self.assertEqual(self.compiled(good.replace("BODY", "relu(z)")), (0, ""))
     learned = lambda numbers: f"  static constexpr LearnedNumber learned[] = {{{numbers}}};\n  FORMULA"
     parameter = '  static constexpr ScoreKey parameters[] = {{"Cap", 50, "(0, 1e6]", "bound"}};\n  FORMULA'
     for line, message, text in (
@@ -221,10 +250,13 @@ SCORE(NAME) {
         (2, "a number's name is small letters", good.replace("  FORMULA", learned('{"a", 1}, {"a", 1}'))),
         (2, "an interval: write [0, 1]", good.replace("  FORMULA", parameter.replace("Cap", "cap").replace("(0", "0"))),
         (2, "at most four numbers", good.replace("  FORMULA", learned(", ".join('{"%s", 1}' % c for c in "abcde"))))):
-      done = self.compiled(text)
-      self.assertNotEqual(done.returncode, 0, text)
-      self.assertRegex(done.stderr, rf"x\.cuh:{line}:\d+: ", message)
-      self.assertIn(message, done.stderr)
+      code, said = self.compiled(text)
+      self.assertNotEqual(code, 0, text)
+      if message == "pow(":  # the compiler's own words
+        self.assertRegex(said, rf"x\.cuh:{line}:\d+: ")
+      else:  # before the templates
+        said = "\n".join(re.findall(rf"^KINDS: .*/x\.cuh:{line}: .*", said.split("In file included")[0], re.MULTILINE))
+      self.assertIn(message, said)
 
 
 class AnotherCpu(unittest.TestCase):

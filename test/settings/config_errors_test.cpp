@@ -68,7 +68,7 @@ TEST(ConfigErrors, EveryChoiceIsCheckedAndEveryBooleanToo) {
     }
     auto* names = std::get_if<EnumField>(&row.value);
     if (!names) continue;
-    expect_has(error_in("{}", {key + "=zzzzzzz"}), {key + " = \"zzzzzzz\" is unknown ("});
+    expect_has(error_in("{}", {key + "=zzzzzzz"}), {key + " = \"zzzzzzz\" is unknown", " ("});
     for (const char* name : names->names) {
       std::string error = error_in("{}", {key + "=" + name});
       EXPECT_EQ(error.find("is unknown"), std::string::npos) << error;  // cross-checks may reject it
@@ -280,13 +280,24 @@ TEST(ConfigErrors, CrossChecks) {
   EXPECT_EQ(parse_config(R"({"attention": {"layers": ["window", "full"]}})", "x.json", {}, false).layers.size(), 2u);
 }
 
+TEST(ConfigErrors, KindsOfAnotherBuild) {
+  std::string way = "is unknown in this build: make KINDS=PATH.cuh adds a kind by its file, which checkpoints hold";
+  for (auto* key : {"attention.kind", "attention.variant"})
+    expect_wrong(key, "\"my_score\"", way + " (" + allowed_names(key) + ")");
+  expect_error(R"({"attention": {"cap": 50, "kind_file": "my_score 0123"}})", {},
+               "attention.cap " + way + "  [x.json]\nconfig: attention.kind_file " + way + "  [x.json]");
+  expect_error(R"({"attention": {"cap": 50}})", {},
+               "attention.cap is unknown; did you mean \"attention.scale\"?  [x.json]");
+}
+
 TEST(ConfigErrors, EntriesOfLayers) {
   auto expect_no_entry = [](const std::string& entry, const std::string& hint) {
     expect_error(format("{\"attention\": {\"window\": 4, \"layers\": [\"window\", \"%s\"]}}", entry.c_str()), {},
                  "attention.layers = [\"window\",\"" + entry + "\"] has \"" + entry +
                      "\": an entry is words joined by _, at most one of each: a kind (" +
                      allowed_names("attention.kind") +
-                     "), a bias (none, alibi, fox, cable), window or full, rotated or unrotated, gated or "
+                     ", that of a file needs make KINDS=PATH.cuh), a bias (none, alibi, fox, cable), window or full, "
+                     "rotated or unrotated, gated or "
                      "ungated; windowN is a window of N keys, 1 to 16777216" +
                      (hint.empty() ? "" : "; did you mean \"" + hint + "\"?") + "  [x.json]");
   };
