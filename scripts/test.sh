@@ -3,17 +3,18 @@
 #
 #   bash scripts/test.sh
 #
-# Builds for the CPU and runs every GoogleTest program, the Python tests, and a quick part of them under
-# AddressSanitizer and ThreadSanitizer. If clang has libFuzzer, it fuzzes the readers for a short while. If nvcc exists,
-# it also compiles a part of the CUDA build, in which no kernel may spill registers; if a GPU exists, the tests run
-# there as well. The last line is "N passed, M failed"; exit 1 on any failure. Longer: make check-full.
+# Builds for the CPU and runs every GoogleTest program, the Python tests, the kernels of a kind that is a file, and a
+# quick part of them under AddressSanitizer and ThreadSanitizer. If clang has libFuzzer, it fuzzes the readers for a
+# short while. If nvcc exists, it also compiles a part of the CUDA build, in which no kernel may spill registers; if a
+# GPU exists, the tests run there as well. The last line is "N passed, M failed"; exit 1 on any failure. Longer: make
+# check-full.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/common.sh
 
 case "${1:-}" in
   "") ;;
-  -h | --help) sed -n '2,9s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+  -h | --help) sed -n '2,10s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
   *) echo "test.sh: unknown argument \"$1\" (--help)" >&2; exit 2 ;;
 esac
 
@@ -89,6 +90,7 @@ python_status=0
 wait $python_tests || python_status=$?
 replay() { cat "$1" && return "$2"; }
 suite "Python tests" replay "$logs/python_output" $python_status
+suite "Kernels of a kind in a file" make check-kernels-of-file
 suite "ThreadSanitizer" make check-tsan
 if echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
   clang++ -fsanitize=fuzzer -x c++ - -o build/fuzz_works 2>/dev/null; then

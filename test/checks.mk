@@ -1,5 +1,6 @@
 # Checks beyond `make test`: sanitizers, the CUDA build's PTX without a GPU, fuzzing, and everything at once.
-.PHONY: headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz cuda-subset check-full check-kind
+.PHONY: headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz cuda-subset check-full check-kind \
+  check-kernels-of-file
 # Kinds that are files (attention/score.h). What they promise is tested before the rest is built.
 KIND_TESTS := $(addprefix build/cpu/test_,attention attention_reference diagnose dispatch)
 check-kind:                        ## test the kinds of KINDS="my_score.cuh ...", on the CPU
@@ -8,6 +9,10 @@ check-kind:                        ## test the kinds of KINDS="my_score.cuh ..."
 	@$(MAKE) BACKEND=cpu ATTN=softmax $(KIND_TESTS)
 	@$(MAKE) BACKEND=cpu build/cpu/train
 	@bash test/attention/check_kind.sh "$(KINDS)" $(KIND_TESTS)
+# A kind with two learned numbers and a parameter: no other routine check compiles such kernels (40 s of a core).
+check-kernels-of-file:
+	@$(MAKE) BACKEND=cpu ATTN=softmax KINDS=test/attention/kinds/bump.cuh build/cpu/test_attention
+	@build/cpu/test_attention --gtest_brief=1 --gtest_filter='AttentionTest/*.SmallShapes'
 # Without UBSan's checks of pointers, a third of a kernel's compile time: AddressSanitizer notices when one is used.
 SANITIZER_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
   -fno-sanitize=null,object-size,pointer-overflow,vptr
