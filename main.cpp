@@ -272,6 +272,7 @@ void Program::make_steps() {
   } else {
     if (!beginning_.from || beginning_.from->state.updates == 0) warn_of_zero_gradients(*model_, number);
     std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
+    std::printf("the run: %s\n", work_text(config_, step_, comm().size()).c_str());
   }
 }
 

@@ -278,6 +278,9 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
      may_change, of_a_rank},
     only_with(PLAN, {"plan.ranks", &c.plan.ranks, "[0, 65536]", no,
                      "the ranks of that plan; 0: as many as were started", may_change, of_a_rank}),
+    {"plan.tflops", &c.plan.tflops, "[0, 1e6]", no,
+     "TFLOP/s of each rank, as measured: with --dry-run, says how many hours the run takes; 0: unknown", may_change,
+     of_a_rank},
 
     {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
     {"log.groups_every", &c.log.groups_every, "[0, 1e9]", no,

@@ -63,7 +63,7 @@ VALUES = {
     "passkey.depths": [2], "passkey.examples": ["", "prompts"], "task.every": [0, 0, 4],
     "task.names": [["a"], ["a", "b"]], "task.dir": ["."],
     "task.limit": [0, 3], "task.max_length": [None, 9], "task.samples": ["", "samples"], "diagnostics.every": [0, 0, 5],
-    "diagnostics.tokens": [1, 100], "plan.memory": [""], "plan.ranks": [0], "log.every": [1, 3],
+    "diagnostics.tokens": [1, 100], "plan.memory": [""], "plan.ranks": [0], "plan.tflops": [0], "log.every": [1, 3],
     "log.groups_every": [0, 0, 2]}
 USUAL = 0.6  # the share of choices and switches that keep their defaults
 # Drawn anew for every start: no bit depends on them.

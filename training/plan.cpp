@@ -134,6 +134,14 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
   return size;
 }
 
+std::string work_text(const Config& config, int64_t step, int ranks) {
+  int64_t steps = config.train.steps - step;
+  double flops = flops_per_token(config) * double(steps) * double(config.batch.tokens), rate = config.plan.tflops;
+  std::string text = format("%.3g FLOP in %ld steps", flops, steps);
+  if (rate > 0) text += format(", %.3g hours at %g TFLOP/s a rank", flops / (rate * 1e12 * ranks * 3600), rate);
+  return text;
+}
+
 void plan_elsewhere(Config config, bool evaluates, int started) {
   size_t memory = size_t(size_in_bytes(config.plan.memory));
   DeviceInfo device{"a GPU with " + bytes_text(double(memory)), true, 0, memory, 0};
@@ -142,8 +150,8 @@ void plan_elsewhere(Config config, bool evaluates, int started) {
   if (config.task.every > 0 && config.task.max_length > 0) lengths.push_back(config.task.max_length);
   plan_run(config, device, lengths, true, 0, Comm::alone());
   std::printf(
-      "planned for %s, %d rank%s, %s, %ld parameters, %.6g GFLOP a token of training: nothing was allocated, no data "
-      "were read, no step was run\n",
+      "planned for %s, %d rank%s, %s, %ld parameters, %.6g GFLOP a token of training, %s: nothing was allocated, no "
+      "data were read, no step was run\n",
       device.name.c_str(), config.plan.ranks, config.plan.ranks > 1 ? "s" : "", precision_names[int(config.precision)],
-      parameter_count(config), flops_per_token(config) / 1e9);
+      parameter_count(config), flops_per_token(config) / 1e9, work_text(config, 0, config.plan.ranks).c_str());
 }

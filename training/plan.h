@@ -28,6 +28,9 @@ size_t total_bytes(const MemoryRows& rows);
 // With config.plan.ranks set, the plan is for that many ranks, not for comm's.
 ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
                    Comm& comm);
+// The work of the run's steps after `step`, "8e+18 FLOP in 19,073 steps", and the hours if plan.tflops is given.
+std::string work_text(const Config& config, int64_t step, int ranks);
+
 // --dry-run with plan.memory: prints the plan of a training run on another GPU. Allocates nothing. evaluates: at
 // eval.lengths. started: the ranks, if size.ranks names none.
 void plan_elsewhere(Config config, bool evaluates, int started);

@@ -79,6 +79,8 @@ class WritesNothing(Workspace):
              names=["attention.window", "GPU"])
     self.ok("--dry-run", plan__memory="80GiB", attention__window=4, attention__bias="fox")  # lacks such kernels itself
     self.assertRegex(self.ok("--dry-run", plan__ranks=2).stderr, "plan.ranks = 2 has no effect: it needs plan.memory")
+    done = self.ok("--dry-run", plan__tflops=1)
+    self.assertRegex(done.stdout, r"\nthe run: [\d.e+]+ FLOP in \d+ steps, [\d.e-]+ hours at 1 TFLOP/s a rank\n")
     self.nothing_new(before)
 
   def test_validation_on_what_is_trained_on(self):

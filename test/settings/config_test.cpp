@@ -66,7 +66,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "task": {"every": 0, "names": [], "dir": "data/tasks", "limit": 0, "max_length": 0,
            "samples": ""},
   "diagnostics": {"every": 0, "tokens": 65536, "start": "any"},
-  "plan": {"memory": "", "ranks": 0},
+  "plan": {"memory": "", "ranks": 0, "tflops": 0.0},
   "log": {"every": 1, "groups_every": 0}
 })"));
 }

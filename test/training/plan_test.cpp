@@ -93,4 +93,12 @@ TEST(Plan, OffersWhatFits) {
   expect_has(said("1.75GiB", "batch.micro=1"), {"no length fits: use a smaller model, or more memory  [x.json]"});
 }
 
+TEST(Plan, WorkOfARunInFlopsAndHours) {
+  // 803.5 MFLOP a token (llm.c's count), 2^19 tokens a step, 600 steps left: 2.53e17; 4 ranks of 2e12 take 8.78 hours.
+  std::vector<std::string> sets = {"train.steps=1000", "batch.tokens=524288"};
+  EXPECT_EQ(work_text(gpt2("24GiB", sets), 400, 4), "2.53e+17 FLOP in 600 steps");
+  sets.push_back("plan.tflops=2");
+  EXPECT_EQ(work_text(gpt2("24GiB", sets), 400, 4), "2.53e+17 FLOP in 600 steps, 8.78 hours at 2 TFLOP/s a rank");
+}
+
 }  // namespace
