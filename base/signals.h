@@ -6,9 +6,9 @@
 // sent to all processes and also passed on by a launcher: a signal counts as a second request only after
 // SAME_REQUEST_MS.
 //
-// One thread alone takes them, but for SIGPIPE, which comes from a thread's own write: the main thread, in which they end the process, and after watch_signals() a thread that
-// only waits. A handler must never run in a thread that computes: the kernels that oneDNN writes use the stack pointer
-// as a pointer into their workspace, where the kernel would then put the handler's frame, over the heap.
+// One thread alone takes them: the main thread, in which they end the process, and after watch_signals() a thread that
+// only waits. (SIGPIPE comes from a thread's own write.) A handler must never run in a thread that computes: oneDNN's
+// kernels use the stack pointer as a pointer into their workspace on the heap, where the handler's frame would be put.
 #pragma once
 #include <csignal>
 #include <cstdint>

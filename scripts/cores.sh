@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints how many cores this process may use: nproc's number, or its container's quota (cgroup v1 or v2) if that is less.
+# Prints how many cores this process may use: nproc's number, or its container's quota (cgroup v1 or v2) if less.
 cores=$(nproc)
 limit() { # QUOTA PERIOD, in microseconds
   case "$1$2" in '' | *[!0-9]* | 0*) return ;; esac

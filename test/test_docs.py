@@ -28,7 +28,7 @@ PAGES = [os.path.relpath(path, ROOT) for folder in FOLDERS
          for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.md")))]
 COMMAND = re.compile(r"(\./train|python3|bash|make|mpirun|torchrun|srun|sbatch|curl|kill|git|build/\S+)( |$)")
 ELSEWHERE = ("bash scripts/quickstart.sh", "bash scripts/test.sh", "bash scripts/install_deps.sh", "make",
-             "kill", "bash scripts/newton.sh")  # scripts/trial.sh, test_resume.py, test_newton.py
+             "kill", "bash scripts/newton.sh")  # scripts/trial.sh, test_signals.py, test_newton.py
 
 
 def text_of(page):
