@@ -24,7 +24,7 @@ ifneq ($(filter-out $(SHIPPED),$(ATTN)),)
   $(error ATTN=$(filter-out $(SHIPPED),$(ATTN)) is unknown; choose from $(SHIPPED))
 endif
 # Kinds that are files, numbered behind the others; those of KINDS by name. What is wrong with them is said first.
-WRONG := $(if $(KINDS),$(shell bash scripts/kind_files.sh "$(SHIPPED)" $(KINDS) 2>&1 >/dev/null))
+WRONG := $(if $(KINDS),$(shell bash scripts/kind_files.sh "$(SHIPPED)" '$(subst ','\'',$(KINDS))' 2>&1 >/dev/null))
 $(if $(WRONG),$(error $(WRONG)))
 FILE_KINDS := $(shell printf '%s\n' $(basename $(notdir $(KINDS))) | awk '!seen[$$0]++')
 # What kernels/hopper.cuh serves is there on the CPU and on sm_90a; oneDNN multiplies on the CPU alone.

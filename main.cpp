@@ -180,7 +180,11 @@ void Program::agree_on_beginning() {
     user_error("config: optimizer.schedule_start = %ld needs --resume from that step; use 0%s",
                config_.optimizer.schedule_start, source_tag(source_of(config_, {"optimizer.schedule_start"})).c_str());
   if (comm().first() && evaluates_) report_validation(config_, data_, from ? from->state.train : data_.train_files);
-  if (comm().first()) report_tokenizers(config_, data_, from ? from->state.tokenizer : Vocabulary());
+  if (comm().first()) {
+    std::optional<RunState> init;
+    if (!from && !config_.init.empty()) init = read_state(named_folder(config_.init).path);
+    report_tokenizers(config_, data_, from ? from->state.tokenizer : init ? init->tokenizer : Vocabulary());
+  }
   if (from && training_) check_same_run(*from, config_, data_.train_files, data_.val_files);
   if (from && !training_) check_same_model(*from, config_, beginning_.run);
   if (several_ && !on_cpu) device_ = device_info();  // NCCL has taken some memory
@@ -301,9 +305,10 @@ void Program::train_run(Loader& loader) {
   state.windows = windows_->windows();
   state.train = data_.train_files;
   state.val = data_.val_files;
+  if (data_.vocabulary().known()) state.tokenizer = data_.vocabulary();
+  else if (state.tokenizer.known()) config_.end_of_text = state.tokenizer.end_of_text;  // shards without their X.json
   state.config = config_;
   state.others = carried_;
-  if (data_.vocabulary().known()) state.tokenizer = data_.vocabulary();
   MetricsLog metrics = begun_metrics(run_dir.get());
   train(*model_, device_, loader, evaluations_, run_dir.get(), state, metrics);
 }

@@ -66,7 +66,10 @@ std::string state_text(const RunState& state, const ordered_json& files) {
         {"train", data_json(state.train)},
         {"val", data_json(state.val)},
         {"tokenizer",
-         {{"name", state.tokenizer.name}, {"tokens", state.tokenizer.tokens}, {"crc32", state.tokenizer.crc32}}}}},
+         {{"name", state.tokenizer.name},
+          {"tokens", state.tokenizer.tokens},
+          {"crc32", state.tokenizer.crc32},
+          {"end_of_text", state.tokenizer.end_of_text}}}}},
       {"spikes",
        {{"skipped", state.spikes.skipped}, {"loss", state.spikes.loss}, {"grad_norm", state.spikes.grad_norm}}},
       {"matmul_choices", state.matmul_choices},
@@ -130,6 +133,7 @@ Vocabulary vocabulary_of(const json& object) {
   made_by.name = member(object, "name", &json::is_string).get<std::string>();
   made_by.crc32 = member(object, "crc32", &json::is_string).get<std::string>();
   made_by.tokens = int(natural(object, "tokens"));
+  made_by.end_of_text = member(object, "end_of_text", &json::is_number_integer).get<int>();
   return made_by;
 }
 

@@ -47,7 +47,7 @@ struct RunState {
   int64_t next_window = 0;           // position in the data order, counted over all epochs
   int64_t windows = 0;               // in one epoch
   std::vector<DataFile> train, val;  // val is empty if the run does not evaluate
-  Vocabulary tokenizer;              // of `train`, as far as it is known, without end_of_text
+  Vocabulary tokenizer;              // of `train`, as far as it is known
   SpikeHistory spikes;
   std::string matmul_choices;                 // the measured algorithms, which a resumed run must use again
   std::string products;                       // matmul_library() of the program that wrote it; "" if unknown

@@ -74,6 +74,9 @@ std::vector<std::string> weight_files(const std::string& folder) {
   }
   std::vector<std::string> paths;
   for (auto& [path, tensors] : files) {
+    if (!is_there(path))
+      user_error("init: %s lists %s, which is not there; download or copy all files of the model", index.c_str(),
+                 path.c_str());
     SafetensorsReader reader(path);
     for (const std::string& tensor : tensors)
       if (!reader.find(tensor))

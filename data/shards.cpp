@@ -169,6 +169,7 @@ void pair_with(const std::vector<Shard>& shards, std::vector<FoundFile>& labels,
   bool sorted = std::ranges::is_sorted(written) && std::ranges::is_sorted(labels, {}, &FoundFile::pattern);
   std::ranges::stable_sort(labels, {}, &FoundFile::pattern);
   bool as_many = shards[written.back()].pattern == labels.back().pattern;
+  bool listed = as_many && labels.back().pattern + 1 == labels.size();  // file by file
   std::vector<FoundFile> paired(labels.size());
   for (size_t i = 0; i < written.size(); i++) {
     const Shard& shard = shards[written[i]];
@@ -177,6 +178,16 @@ void pair_with(const std::vector<Shard>& shards, std::vector<FoundFile>& labels,
           "%s: it is not clear whether %s has the labels of %s: the lists of shards and label files pair file by file "
           "(or pattern by pattern, with as many files for each); write both in the same order",
           key, labels[i].path.c_str(), shard.path.c_str());
+    // Names of a pattern, which nobody has written one beside the other: is it called after another shard?
+    auto called_after = [name = std::filesystem::path(labels[i].path).filename().string()](const Shard& one) {
+      return name.find(std::filesystem::path(one.path).stem().string()) != std::string::npos;
+    };
+    if (!listed && !called_after(shard))
+      if (auto other = std::ranges::find_if(shards, called_after); other != shards.end())
+        user_error(
+            "%s: %s would be the labels of %s, as both are sorted by name, but is called after %s; write both as "
+            "lists in the same order",
+            key, labels[i].path.c_str(), shard.path.c_str(), other->path.c_str());
     paired[written[i]] = labels[i];
   }
   labels = paired;

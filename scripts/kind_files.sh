@@ -26,6 +26,8 @@ if [ "$1" = --explain ]; then
 fi
 shipped=$1
 shift
+set -f  # no file's name is a pattern
+set -- $*
 refuse() {
   echo "$1" >&2
   exit 1
@@ -44,6 +46,9 @@ for file; do
     [ ! -f "$whole" ] || refuse "KINDS: $whole: make divides names at spaces; move the file to a path without, or name \
 a link to its folder: ln -s '${whole%/*}' DIR"
   done
+  [[ $file != *["&;|<>()\$\`\"'\\*?#!{}[]"]* ]] ||
+    refuse "KINDS: $file: the shell reads a character of this path as its own; use letters, digits and _ . / - +"
+  [ ! -d "$file" ] || refuse "KINDS: $file is a folder; name its files"
   [ -f "$file" ] || refuse "KINDS: $file:1: there is no such file; name files of attention/score.h's format"
   [[ $file == *.cuh ]] && [[ $name =~ ^[a-z][a-z0-9_]*$ ]] ||
     refuse "KINDS: $file:1: the file's name is the kind's: name it a small letter, then letters, digits and _, and .cuh"

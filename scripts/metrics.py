@@ -17,7 +17,7 @@ from common import UserError, stop
 
 def finite(value):
   """The value if it is a number that can be drawn, else None: a loss that exploded, or something else in its place."""
-  return value if type(value) in (int, float) and abs(value) < 1e30 else None
+  return value if type(value) in (int, float) and abs(value) < 1e39 else None  # any float32
 
 
 def count(value, least=0):
@@ -327,7 +327,7 @@ class Run:
           raise UserError(f"{path}: line {number}: {error}")
     if damaged and self.path not in self.warned:
       self.warned.add(self.path)
-      more = f", as {len(damaged) - 1} others are" if damaged[1:] else ""
+      more = f", and {len(damaged) - 1} more" if damaged[1:] else ""
       print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
     settings = model_settings(self.config)
     # A run that only evaluates, under its own name: the weights that it evaluated first are its own.

@@ -124,7 +124,7 @@ def examples(task, rows, dev=(), shots=0):
       if len(shown) < shots:
         raise ValueError("--dev has only %d examples of its subject, %s" % (len(shown), row["subject"]))
       made.append(prompt(task, row, shown))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
       what = "it lacks %s" % error if isinstance(error, KeyError) else error
       raise UserError("%s, example %d: %s; is this the right input?" % (task, number, what))
   return made

@@ -107,8 +107,9 @@ summary += $(if $(filter 0,$(HAVE_ONEDNN)),&& \
 LOST = $(filter-out $(ATTN) $(realpath $(KINDS)),$(sort $(shell \
   cat $(BUILD)/train.lost $(if $(filter summary,$(MAKECMDGOALS)),,$$(readlink train).kinds) 2>/dev/null)))
 name_of = $(notdir $(basename $(1)))
+WITH_LOST = $(strip $(KINDS) $(filter %.cuh,$(LOST)))
 summary += && echo '  with the kinds $(call name_of,$(ATTN) $(KINDS))$(if $(LOST),; it has lost \
-  $(call name_of,$(LOST)): make$(if $(filter %.cuh,$(LOST)), KINDS="$(strip $(KINDS) $(filter %.cuh,$(LOST)))"))'
+  $(call name_of,$(LOST)): make$(if $(WITH_LOST), KINDS="$(WITH_LOST)"))'
 summary:                           ## what ./train can do here, and what it lacks for want of what
 	@$(summary)
 .PHONY: summary

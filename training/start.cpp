@@ -215,19 +215,17 @@ void report_tokenizers(const Config& config, const Data& data, const Vocabulary&
                          : format("generate.tokenizer_dir = \"%s\"", config.generate.tokenizer_dir.c_str()),
                      data.tokenizer->vocabulary()});
   if (found.empty()) return;
-  const auto& [first, expected] = found[0];
-  int tokens = 0;
-  for (const auto& [where, vocabulary] : found)
-    if (tokens == 0) tokens = vocabulary.tokens;
-  if (tokens > 0 && !vocabulary_fits(tokens, config.model.vocab))
+  auto sized = std::ranges::find_if(found, [](auto& pair) { return pair.second.tokens > 0; });
+  if (sized != found.end() && !vocabulary_fits(sized->second.tokens, config.model.vocab))
     warn("model.vocab = %d, but the tokenizer of %s has %d tokens; set model.vocab=%d", config.model.vocab,
-         first.c_str(), tokens, tokens);
-  auto other = std::ranges::find_if(found, [&](auto& pair) { return pair.second.differs(expected); });
-  if (other != found.end())
-    warn(
-        "%s is of another tokenizer (%s) than %s (%s): the same numbers mean other text there; use shards, and "
-        "generate.tokenizer_dir, of one tokenizer",
-        other->first.c_str(), other->second.text().c_str(), first.c_str(), expected.text().c_str());
+         sized->first.c_str(), sized->second.tokens, sized->second.tokens);
+  for (const auto& [first, expected] : found)  // of some little is known, which suits different ones
+    for (const auto& [other, vocabulary] : found)
+      if (vocabulary.differs(expected))
+        return warn(
+            "%s is of another tokenizer (%s) than %s (%s): the same numbers mean other text there; use shards, and "
+            "generate.tokenizer_dir, of one tokenizer",
+            other.c_str(), vocabulary.text().c_str(), first.c_str(), expected.text().c_str());
 }
 
 void check_all_tokens(const Config& config, const Data& data) {

@@ -59,7 +59,7 @@ class Plot(ScriptTest):
       good, damaged, _ = map(metrics.Run, folders)
     number = len(GOOD) + DAMAGED.index("[]") + 1  # the last line may be half written
     self.assertEqual(said.getvalue(), f"warning: {self.path('damaged')}/metrics.jsonl: line {number} is damaged and "
-                                      "left out, as 4 others are\n")
+                                      "left out, and 4 more\n")
     self.assertEqual([run.config for run in (good, damaged)], [CONFIG] * 2)
     self.assertEqual(damaged.train(), good.train())
     self.assertEqual([(e.step, e.length, e.loss) for e in damaged.evaluations], [(8, 16, 1.5)])
