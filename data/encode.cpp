@@ -70,9 +70,8 @@ void encode_documents(const Tokenizer& tokenizer, std::FILE* in, std::FILE* out,
     if (cut == 0 && !last) cut = piece_cut(text);
     if (cut == 0 && text.size() > INT_MAX)
       user_error(
-          "--encode: %zu bytes of text without a place where GPT-2's pattern splits it, such as a space or a change "
-          "from "
-          "letters to digits; at most %d are possible: divide the text into lines",
+          "--encode: %zu bytes of text have no place where GPT-2's pattern splits them, such as a space or a digit "
+          "behind a letter; at most %d are possible: divide the text into lines",
           text.size(), INT_MAX);
     tokens.clear();
     for (int token : tokenizer.encode(text.substr(0, cut))) {
