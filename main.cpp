@@ -180,11 +180,6 @@ void Program::agree_on_beginning() {
     user_error("config: optimizer.schedule_start = %ld needs --resume from that step; use 0%s",
                config_.optimizer.schedule_start, source_tag(source_of(config_, {"optimizer.schedule_start"})).c_str());
   if (comm().first() && evaluates_) report_validation(config_, data_, from ? from->state.train : data_.train_files);
-  if (comm().first()) {
-    std::optional<RunState> init;
-    if (!from && !config_.init.empty()) init = read_state(named_folder(config_.init).path);
-    report_tokenizers(config_, data_, from ? from->state.tokenizer : init ? init->tokenizer : Vocabulary());
-  }
   if (from && training_) check_same_run(*from, config_, data_.train_files, data_.val_files);
   if (from && !training_) check_same_model(*from, config_, beginning_.run);
   if (several_ && !on_cpu) device_ = device_info();  // NCCL has taken some memory
@@ -216,6 +211,11 @@ void Program::make_model() {
         skipped);
   model_ = ::make_model(config_, size.eval_rows, size.eval_length, training_, comm());
   step_ = initial_state(*model_, from, training_);
+  if (comm().first()) {
+    std::optional<RunState> init;
+    if (!from && !config_.init.empty()) init = read_state(named_folder(config_.init).path);
+    report_tokenizers(config_, data_, from ? from->state.tokenizer : init ? init->tokenizer : Vocabulary());
+  }
   if (from) from->lock.reset();
 }
 
@@ -269,6 +269,7 @@ void Program::make_steps() {
   if (beginning_.from) loader.seek(step_);
   if (is(Mode::train)) return train_run(loader);
   if (is(Mode::dry_run) && comm().first()) check_all_tokens(config_, data_);
+  if (is(Mode::dry_run)) std::printf("the run: %s\n", work_text(config_, step_, comm().size()).c_str());
   auto [number, result] = one_step(loader);
   if (is(Mode::dump_gradients)) {
     save_gradients(*model_, flags_.value);
@@ -276,7 +277,6 @@ void Program::make_steps() {
   } else {
     if (!beginning_.from || beginning_.from->state.updates == 0) warn_of_zero_gradients(*model_, number);
     std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
-    std::printf("the run: %s\n", work_text(config_, step_, comm().size()).c_str());
   }
 }
 

@@ -312,13 +312,16 @@ def measure(system, r, m1, m2, force, predicted):
 def read_truth(path):
   """The file's object, with arrays for both splits."""
   try:
-    truth = common.read_json(path, "a NAME_truth.json of probe-data")
+    with open(path, "rb") as file:
+      truth = common.parse_json(common.decoded(file.read(), path))
     for split in ("train", "val"):
       truth[split] = {key: np.array(truth[split][key])
                       for key in ("n", "m1", "m2", "a", "e", "angle", "phase", "com", "dt")}
       if len({len(value) for value in truth[split].values()}) != 1 or truth[split]["m1"].shape[1] != 1:
         raise ValueError("systems have several lengths")
     SIZES[truth["size"]], float(truth["mean"]), float(truth["sd"]), TARGETS.index(truth["target"])
+  except OSError as error:
+    raise UserError(f"--truth {path}: {error.strerror}; name the NAME_truth.json that probe-data wrote")
   except (ValueError, KeyError, TypeError, IndexError) as error:
     raise UserError(f"--truth {path} is not a NAME_truth.json of probe-data ({type(error).__name__}: {error}); "
                     "make it again")

@@ -150,8 +150,8 @@ void plan_elsewhere(Config config, bool evaluates, int started) {
   if (config.task.every > 0 && config.task.max_length > 0) lengths.push_back(config.task.max_length);
   plan_run(config, device, lengths, true, 0, Comm::alone());
   std::printf(
-      "planned for %s, %d rank%s, %s, %ld parameters, %.6g GFLOP a token of training, %s: nothing was allocated, no "
-      "data were read, no step was run\n",
+      "planned for %s, %d rank%s, %s, %ld parameters, %.6g GFLOP a token of training: nothing was allocated, no data "
+      "were read, no step was run\nthe run: %s\n",
       device.name.c_str(), config.plan.ranks, config.plan.ranks > 1 ? "s" : "", precision_names[int(config.precision)],
       parameter_count(config), flops_per_token(config) / 1e9, work_text(config, 0, config.plan.ranks).c_str());
 }
