@@ -109,48 +109,48 @@ class Kinds(unittest.TestCase):
 
   COMPILER = '#!/bin/sh\nall=$*\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && echo "$all" > "$2"; shift; done\n'
 
+  def setUp(self):
+    build = tempfile.TemporaryDirectory()
+    self.addCleanup(build.cleanup)
+    self.build = build.name
+    self.compiler = f"{self.build}/compiler"
+    with open(self.compiler, "w", encoding="utf-8") as compiler:
+      compiler.write(self.COMPILER)
+    os.chmod(self.compiler, 0o755)
+
+  def make(self, *arguments):
+    """The lines that make prints."""
+    done = subprocess.run(["make", "BACKEND=cpu", f"BUILD={self.build}", f"CXX={self.compiler}", *arguments], cwd=ROOT,
+                          check=True, capture_output=True, text=True, timeout=100)
+    return done.stdout.split("\n")[:-1]
+
   def test_programs_have_the_kinds_of_the_last_make(self):
-    with tempfile.TemporaryDirectory() as build:
-      with open(f"{build}/compiler", "w", encoding="utf-8") as compiler:
-        compiler.write(self.COMPILER)
-      os.chmod(compiler.name, 0o755)
+    def made(*settings):
+      """What the test program is linked from, by family, and what make had to do."""
+      lines = self.make(*settings, f"{self.build}/test_dispatch")
+      with open(f"{self.build}/test_dispatch", encoding="utf-8") as program:
+        objects = re.findall(r"/attention/(\w+)/(\w+)\.cu\.o", program.read())
+      return {family: [kind for other, kind in objects if other == family] for family, _ in objects}, lines
 
-      def made(*settings):
-        """What the test program is linked from, by family, and what make had to do."""
-        done = subprocess.run(["make", "BACKEND=cpu", f"BUILD={build}", f"CXX={compiler.name}", *settings,
-                               f"{build}/test_dispatch"], cwd=ROOT, check=True, capture_output=True, text=True,
-                              timeout=100)
-        with open(f"{build}/test_dispatch", encoding="utf-8") as program:
-          objects = re.findall(r"/attention/(\w+)/(\w+)\.cu\.o", program.read())
-        kinds = {family: [kind for other, kind in objects if other == family] for family, _ in objects}
-        return kinds, done.stdout.split("\n")[:-1]
-
-      every, _ = made()
-      with open(os.path.join(ROOT, "attention/settings.h"), encoding="utf-8") as settings:
-        names = re.findall(r"\w+", re.search(r"enum class Kind \{([^}]*)\}", settings.read()).group(1))
-      self.assertEqual(every, {family: names for family in ("general", "hopper", "onednn", "tensor")})
-      link = [f"link {build}/test_dispatch"]
-      for settings, kinds, commands in ((("ATTN=softmax relu",), ["softmax", "relu"], link), ((), names, link),
-                                        ((), names, [])):
-        self.assertEqual(made(*settings), ({family: kinds for family in every}, commands))
-      # objects of another machine's CPU, in a folder that both share, are compiled again
-      self.assertIn("compile base/error.cpp", made("FEATURES=avx5124fmaps")[1])
+    every, _ = made()
+    with open(os.path.join(ROOT, "attention/settings.h"), encoding="utf-8") as settings:
+      names = re.findall(r"\w+", re.search(r"enum class Kind \{([^}]*)\}", settings.read()).group(1))
+    self.assertEqual(every, {family: names for family in ("general", "hopper", "onednn", "tensor")})
+    link = [f"link {self.build}/test_dispatch"]
+    for settings, kinds, commands in ((("ATTN=softmax relu",), ["softmax", "relu"], link), ((), names, link),
+                                      ((), names, [])):
+      self.assertEqual(made(*settings), ({family: kinds for family in every}, commands))
+    # objects of another machine's CPU, in a folder that both share, are compiled again
+    self.assertIn("compile base/error.cpp", made("FEATURES=avx5124fmaps")[1])
 
   def test_lost_kinds_are_named(self):
-    with tempfile.TemporaryDirectory() as build:
-      with open(f"{build}/compiler", "w", encoding="utf-8") as compiler:
-        compiler.write(self.COMPILER)
-      os.chmod(compiler.name, 0o755)
+    def last_line(*settings):
+      self.make("NCCL=1", *settings, f"{self.build}/train")
+      return self.make("NCCL=1", *settings, "summary")[-1]
 
-      def last_line(*settings):
-        for goal in (f"{build}/train", "summary"):
-          done = subprocess.run(["make", "BACKEND=cpu", "NCCL=1", f"BUILD={build}", f"CXX={compiler.name}", *settings,
-                                 goal], cwd=ROOT, check=True, capture_output=True, text=True, timeout=100)
-        return done.stdout.split("\n")[-2]
-
-      file = os.path.join(ROOT, "test/attention/kinds/capped.cuh")
-      self.assertEqual(last_line("ATTN=relu lssa", f"KINDS={file}"), "  with the kinds relu lssa capped")
-      self.assertEqual(last_line("ATTN=relu"), f"  with the kinds relu; it has lost capped lssa: make KINDS=\"{file}\"")
+    file = os.path.join(ROOT, "test/attention/kinds/capped.cuh")
+    self.assertEqual(last_line("ATTN=relu lssa", f"KINDS={file}"), "  with the kinds relu lssa capped")
+    self.assertEqual(last_line("ATTN=relu"), f"  with the kinds relu; it has lost capped lssa: make KINDS=\"{file}\"")
 
 
 class KindFiles(unittest.TestCase):
