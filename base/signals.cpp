@@ -29,7 +29,7 @@ static void handle(int signal) {
     saving = true;
   } else if (stopping_since.compare_exchange_strong(since, now)) {
     stopping_by = signal;
-    ::signal(SIGPIPE, SIG_IGN);  // whoever reads the output may have ended too; the run must still save
+    ::signal(SIGPIPE, SIG_IGN);  // the reader of the output may have ended too; the run must still save
   } else if (now - since >= SAME_REQUEST_MS) {
     ::signal(signal, SIG_DFL);
     ::raise(signal);  // takes effect when this handler returns

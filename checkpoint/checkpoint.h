@@ -41,8 +41,8 @@ struct SpikeHistory {
 
 struct RunState {
   int64_t step = 0;  // steps made, those whose update was skipped included
-  std::optional<int64_t> updates =
-      0;                             // that AdamW's moments have had; none: a program began the run that counted steps
+  // How many updates AdamW's moments have had; none if an older program, which counted steps, began the run.
+  std::optional<int64_t> updates = 0;
   int64_t tokens = 0;                // trained on so far
   int64_t next_window = 0;           // position in the data order, counted over all epochs
   int64_t windows = 0;               // in one epoch

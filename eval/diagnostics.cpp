@@ -60,8 +60,7 @@ int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards
   if (count == 0)
     user_error(
         "config: diagnostics.start = document, but data.val has no %d tokens in a row that begin with the token "
-        "between "
-        "documents, %s; use diagnostics.start=any, or a shorter length%s",
+        "between documents, %s; use diagnostics.start=any, or a shorter length%s",
         length,
         config.end_of_text < 0 ? "which is not known (GPT-2's is 50256; generate.tokenizer_dir tells another one's)"
                                : std::to_string(config.end_of_text).c_str(),

@@ -120,7 +120,7 @@ static Ranks fork_ranks(int count, int timeout) {
   for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGTSTP}) sigaddset(&signals, number);
   if (!ignored(SIGHUP)) sigaddset(&signals, SIGHUP);
   sigprocmask(SIG_BLOCK, &signals, &before);
-  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) signal(number, SIG_DFL);  // what is ignored is not waited for
+  for (int number : {SIGCHLD, SIGTERM, SIGINT, SIGUSR1}) signal(number, SIG_DFL);  // an ignored one never arrives
   std::vector<pid_t> children;
   pid_t parent = getpid();
   for (int rank = 0; rank < count; rank++) {

@@ -17,7 +17,7 @@
 namespace cpu {
 namespace {
 
-constexpr int GAP = 64;  // how many elements behind a row must not be read or written, if there are so many
+constexpr int GAP = 64;  // the most elements behind a row that are checked: none may be read or written
 
 // Random whole numbers from 1 to 4, of which no sum is 0, in rows of ld elements, with `between` behind each row. The
 // address is a multiple of an element's size alone. Only what is set takes memory: ld may be the size of a vocabulary.

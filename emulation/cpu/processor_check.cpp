@@ -8,7 +8,8 @@
 #include <sys/auxv.h>
 #endif
 
-// Made by make: BUILT_FOR, what MARCH stands for, and NEEDED, NEEDS("NAME") for each feature (scripts/cpu_features.sh).
+// make writes this file. BUILT_FOR says what MARCH stands for; NEEDED is NEEDS("NAME") for each feature that
+// scripts/cpu_features.sh names.
 #include "built_for.inc"
 
 #if defined(__aarch64__)

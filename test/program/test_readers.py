@@ -9,7 +9,7 @@ from support.workspace import CRASH, TRAIN, Workspace
 
 class ReaderIsGone(Workspace):
   def start_without_reader(self, *arguments, stream="stdout", lines=1):
-    """./train, of whose stream only so many lines are read."""
+    """Starts ./train and closes one of its streams after reading that many lines."""
     other = "stderr" if stream == "stdout" else "stdout"
     with open(self.path("other"), "w") as file:
       process = subprocess.Popen([TRAIN, *arguments], cwd=self.folder, **{stream: subprocess.PIPE, other: file})
@@ -21,7 +21,7 @@ class ReaderIsGone(Workspace):
     return process
 
   def test_a_training_run_saves(self):
-    """It may go on without output, until it is asked to stop, or end by itself."""
+    """Its last checkpoint has all its steps, whether the lost reader ended it or a later request to stop did."""
     for ranks in ("1", "2"):
       for stream, lines in (("stdout", 20), ("stderr", 0)):
         with self.subTest(ranks=ranks, stream=stream):
