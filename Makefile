@@ -11,9 +11,9 @@ BUILD := build/$(if $(filter ptx,$(BACKEND)),ptx-$(ARCH),$(BACKEND))$(addprefix 
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 ROOMS := base kernels attention data settings ranks checkpoint eval training \
-  $(addprefix emulation/,$(filter cpu ptx,$(BACKEND)))
+  $(if $(filter cpu,$(BACKEND)),emulation) $(if $(filter ptx,$(BACKEND)),emulation/ptx)
 SOURCES := train_gpt2.cu parameters.cpp $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
-# On the CPU emulation/cpu multiplies matrices; without NCCL there is one rank.
+# On the CPU emulation multiplies matrices; without NCCL there is one rank.
 OTHERWISE := $(if $(filter cpu,$(BACKEND)),kernels/matmul.cu) ranks/$(if $(filter 0,$(NCCL)),comm,comm_alone).cpp
 SOURCES := $(filter-out $(OTHERWISE),$(SOURCES))
 # Every family of attention kernels, attention/FAMILY/kernels.cuh, is compiled once for each kind. On the CPU only tests
@@ -63,8 +63,8 @@ else
   $(BUILD)/eval/%.cpp.o $(BUILD)/emulation/%.cpp.o: private OPTIMIZE := -O3
 endif
 ifeq ($(BACKEND),cpu)
-  # emulation/cpu/ has its own cuda_runtime.h, cuda_bf16.h, ... in place of the CUDA toolkit's.
-  HOST += -march=$(MARCH) -fno-math-errno -fno-trapping-math -Iemulation/cpu -Wno-unknown-pragmas
+  # emulation/ has its own cuda_runtime.h, cuda_bf16.h, ... in place of the CUDA toolkit's.
+  HOST += -march=$(MARCH) -fno-math-errno -fno-trapping-math -Iemulation -Wno-unknown-pragmas
   HOST += -DHAVE_ONEDNN=$(HAVE_ONEDNN)
   # The header that nearly every file includes is compiled once for each -O (its functions would keep another one): that
   # saves a fifth of the whole build's time.
@@ -91,7 +91,7 @@ ifeq ($(BACKEND),cuda)
   LIBRARIES += $(if $(filter 0,$(NCCL)),,-lnccl)
 endif
 # The check of the CPU runs on every one, and before all others.
-CHECK := $(BUILD)/emulation/cpu/processor_check.cpp.o
+CHECK := $(BUILD)/emulation/processor_check.cpp.o
 $(CHECK): private COMPILE_CPP = $(CXX) -std=c++20 -O1 $(WARNINGS) -I$(BUILD) -x c++
 $(CHECK): $(BUILD)/built_for.inc
 # Linked by the host code's compiler: nvcc may use an older one, whose library lacks what that code needs.

@@ -1,5 +1,5 @@
 // The portability header: everything a kernel needs beyond plain CUDA C++, on a GPU (nvcc; all PTX but hopper.cuh's)
-// and on the CPU layer (g++ with -Iemulation/cpu; emulation/cpu/device.h has that half). Kernels include this and
+// and on the CPU layer (g++ with -Iemulation; emulation/device.h has that half). Kernels include this and
 // contain no #ifdef. All 32 lanes of a warp execute a warp operation together, at the same line. Warp operations take
 // several tiles at once: a GPU unrolls them into the same instructions, and the CPU layer stops the warp only once.
 #pragma once
@@ -74,7 +74,7 @@ template <class T> struct alignas(16) Pack {
 };
 
 #ifdef PLUSGPT_CPU
-#include "emulation/cpu/device.h"
+#include "emulation/device.h"
 #else
 constexpr bool on_cpu = false;
 #define CPU_OUT_OF_LINE __forceinline__  // large functions that a CPU calls, so that each caller compiles faster
@@ -256,7 +256,7 @@ __device__ inline void cp_async16(void* shared, const void* global, bool valid =
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ inline void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Kernels call expf, logf, fmaxf and fminf by those names: on the CPU emulation/cpu/libm.h inlines and vectorises them
+// Kernels call expf, logf, fmaxf and fminf by those names: on the CPU emulation/libm.h inlines and vectorises them
 // (but not tanhf, erff, powf, which are calls). The fast ones are for loops bound by a GPU's special-function unit: one
 // or two instructions there. Relative errors: fast_exp2 2^-22 (and 0 below 2^-126), fast_exp |x| 2^-23 more,
 // fast_reciprocal 2^-23, fast_log2 2^-22 (near 1 an absolute error; -inf below 2^-126).

@@ -1,6 +1,6 @@
 // The portability header's second part, for kernels that are written for Hopper (sm_90a): the copy engine (TMA),
 // barriers in shared memory (mbarrier), products of a warpgroup (wgmma). As in gpu.cuh a GPU gets PTX and the CPU layer
-// (emulation/cpu/hopper.h) does the same thread by thread. Sources: PTX ISA 8.7, sections 9.7.9.25 (tensor copies),
+// (emulation/hopper.h) does the same thread by thread. Sources: PTX ISA 8.7, sections 9.7.9.25 (tensor copies),
 // 9.7.13.15 (mbarrier), 9.7.15 (wgmma) and 5.5 (tensor maps).
 //
 // A *tile* is a number of rows of 64 bf16 in shared memory, 128 bytes a row, at a multiple of 1024 bytes. The 16-byte
@@ -33,7 +33,7 @@ struct TensorShape {
 using TileOperand = uint64_t;
 
 #ifdef PLUSGPT_CPU
-#include "emulation/cpu/hopper.h"
+#include "emulation/hopper.h"
 #endif
 
 #ifdef __CUDACC__

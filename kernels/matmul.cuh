@@ -1,6 +1,6 @@
 // Matrix products, row-major:  D[m, n] = op(A)[m, k] op(B)[k, n] + beta D, accumulated in float32, then the epilogue.
 // In place of D another matrix C can be added: D = op(A) op(B) + C.
-// kernels/matmul.cu does them with cuBLASLt, emulation/cpu/matmul.cpp with oneDNN or OpenBLAS. Floor: 2 m n k FLOPs.
+// kernels/matmul.cu does them with cuBLASLt, emulation/matmul.cpp with oneDNN or OpenBLAS. Floor: 2 m n k FLOPs.
 #pragma once
 #include <string>
 #include <type_traits>

@@ -1,4 +1,4 @@
-// What the ranks of a run compute together, through NCCL (on the CPU: its replacement, emulation/cpu/nccl.h).
+// What the ranks of a run compute together, through NCCL (on the CPU: its replacement, emulation/nccl.h).
 // With one rank, no call changes anything. With several, all of them must make the same calls in the same order. Calls
 // on device arrays are queued on a stream of their own, so that they run beside the backward pass:
 //   comm.after(stream);  comm.all_reduce(x, n);  ...  comm.before(stream);   // the stream continues when x is reduced

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # For make: which instructions a compiler's flags add to those that it uses on every CPU of this kind.
 #   cpu_features.sh "-march=native" COMPILER...
-# Prints names that emulation/cpu/processor_check.cpp asks for: on x86-64 those of __builtin_cpu_supports(), on AArch64
+# Prints names that emulation/processor_check.cpp asks for: on x86-64 those of __builtin_cpu_supports(), on AArch64
 # those of the macros __ARM_FEATURE_NAME.
 set -euo pipefail
 export LC_ALL=C

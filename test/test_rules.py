@@ -14,10 +14,10 @@ ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoin
 # attention with oneDNN, which run on nothing else.
 INCLUDES = {
   "base": set(),
-  "kernels": {"base", "emulation/cpu"},
-  "emulation/cpu": {"base", "kernels"},
+  "kernels": {"base", "emulation"},
   "emulation/ptx": set(),
-  "attention": {"base", "kernels", "emulation/cpu"},
+  "emulation": {"base", "kernels"},
+  "attention": {"base", "kernels", "emulation"},
   "data": {"base"},
   "settings": {"base", "attention", "data"},
   "ranks": {"base", "kernels"},
@@ -66,11 +66,11 @@ class Rules(unittest.TestCase):
 
   def test_only_the_portability_layer_knows_the_machine(self):
     self.nothing(r"__CUDACC__|__CUDA_ARCH__|\basm\b", sources(".h", ".cuh", ".cu", ".cpp"),
-                 lambda path: path in ("kernels/gpu.cuh", "kernels/hopper.cuh") or path.startswith("emulation/cpu/"))
+                 lambda path: path in ("kernels/gpu.cuh", "kernels/hopper.cuh") or path.startswith("emulation/"))
 
   def test_one_file_knows_the_processor(self):
     self.nothing(r"mmintrin|arm_neon|\b_mm|__builtin_ia32|__x86_64__|__aarch64__", sources(".h", ".cuh", ".cu", ".cpp"),
-                 lambda path: path.startswith("emulation/cpu/processor"))
+                 lambda path: path.startswith("emulation/processor"))
 
   def test_braces_around_loops_under_if_constexpr(self):
     # nvcc 13.0 drops the statement after a discarded, unbraced one that has a #pragma inside, in a lambda
@@ -134,7 +134,7 @@ class Rules(unittest.TestCase):
     self.assertEqual(found, INCLUDES)
     order = list(INCLUDES)
     climbing = [(room, other) for room in order for other in INCLUDES[room] if order.index(other) > order.index(room)]
-    self.assertEqual(climbing, [("kernels", "emulation/cpu")])
+    self.assertEqual(climbing, [("kernels", "emulation")])
 
   def test_settings_know_attention_by_its_names_alone(self):
     self.nothing(r'#include "attention/(?!names\.h|settings\.h)', (item for item in sources(".h", ".cpp")

@@ -16,10 +16,10 @@
 
 #include "attention/heads.cuh"
 #include "attention/policies.cuh"
-#include "emulation/cpu/blocks.h"
-#include "emulation/cpu/onednn.h"
-#include "emulation/cpu/pool.h"
-#include "emulation/cpu/streams.h"
+#include "emulation/blocks.h"
+#include "emulation/onednn.h"
+#include "emulation/pool.h"
+#include "emulation/streams.h"
 #include "kernels/profile.h"
 
 namespace {

@@ -15,7 +15,7 @@
 #include "test/support/device.h"
 
 #ifdef PLUSGPT_CPU
-#include "emulation/cpu/blocks.h"
+#include "emulation/blocks.h"
 static void run_blocks(uint64_t most) { cpu::most_blocks = most; }
 #else
 static void run_blocks(uint64_t) {}

@@ -15,10 +15,10 @@
 #include <thread>
 #include <vector>
 #include "base/text.h"
-#include "emulation/cpu/machine.h"
-#include "emulation/cpu/onednn.h"
-#include "emulation/cpu/pool.h"
-#include "emulation/cpu/streams.h"
+#include "emulation/machine.h"
+#include "emulation/onednn.h"
+#include "emulation/pool.h"
+#include "emulation/streams.h"
 #include "test/support/device.h"
 #include "test/support/temp_dir.h"
 

@@ -260,7 +260,7 @@ SCORE(NAME) {
 
 
 class AnotherCpu(unittest.TestCase):
-  """A program on a CPU that lacks instructions of its MARCH (emulation/cpu/processor_check.cpp)."""
+  """A program on a CPU that lacks instructions of its MARCH (emulation/processor_check.cpp)."""
 
   def made(self, *settings, goals):
     return subprocess.run(["make", "-nB", "V=1", "BACKEND=cpu", *settings, *goals], cwd=ROOT, capture_output=True,
@@ -269,7 +269,7 @@ class AnotherCpu(unittest.TestCase):
   def test_is_checked_first_in_every_program(self):
     names = ["train", "test_base", "test_attention", "bench_step", "planted_bugs"]
     for settings, build in (((), "build/cpu"), (("SAN=asan",), "build/cpu-asan"), (("SAN=tsan",), "build/cpu-tsan")):
-      check = f"{build}/emulation/cpu/processor_check.cpp.o"
+      check = f"{build}/emulation/processor_check.cpp.o"
       lines = self.made("MARCH=haswell", *settings, goals=[f"{build}/{name}" for name in names])
       compiled, = [line for line in lines if line.endswith(f" -o {check} ")]
       self.assertNotRegex(compiled, "-march|-fsanitize|-include")
@@ -289,7 +289,7 @@ class AnotherCpu(unittest.TestCase):
       for needed, code in (("sse2", 0), ("avx5124fmaps", 2)):
         with open(f"{folder}/built_for.inc", "w", encoding="utf-8") as file:
           file.write(f'#define BUILT_FOR "MARCH=native on X"\n#define NEEDED NEEDS("sse2") NEEDS("{needed}")\n')
-        subprocess.run(["g++", "-std=c++20", f"-I{folder}", os.path.join(ROOT, "emulation/cpu/processor_check.cpp"),
+        subprocess.run(["g++", "-std=c++20", f"-I{folder}", os.path.join(ROOT, "emulation/processor_check.cpp"),
                         f"{folder}/main.cpp", "-Wl,--no-as-needed", library, "-o", f"{folder}/program"], check=True,
                        timeout=100)
         done = subprocess.run([f"{folder}/program"], capture_output=True, text=True, timeout=100)

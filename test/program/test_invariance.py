@@ -82,7 +82,7 @@ class Way(NamedTuple):
 
 STEPS = TRAINING, GRADIENTS
 TWO, THREE, FOUR = (("--gpus", count) for count in "234")
-ORDERS = "late", "random", *(("random2", "random3") if os.environ.get("FULL") else ())  # see emulation/cpu/streams.h
+ORDERS = "late", "random", *(("random2", "random3") if os.environ.get("FULL") else ())  # see emulation/streams.h
 MICRO_1, WHOLE = {"batch.micro": 1}, {"train.zero_stage": 0}
 NEXT = {key: value.replace("labels", "next") for key, value in LABELLED.items()}  # labels that are the next tokens
 CHOOSE = {"PLUSGPT_MATMUL": "choose", "XDG_CACHE_HOME": "cold"}  # each process measures; all must use the choice of one

@@ -48,7 +48,7 @@ for test in "$@"; do
   esac
   run "$test" --gtest_filter="$filter"
 done
-# The model and its evaluation again with the work of streams held back (emulation/cpu/streams.h): a missing wait fails.
+# The model and its evaluation again with the work of streams held back (emulation/streams.h): a missing wait fails.
 case "$build" in */cpu)
   for order in late random; do
     for test in model eval; do

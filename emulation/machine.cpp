@@ -1,4 +1,4 @@
-#include "emulation/cpu/machine.h"
+#include "emulation/machine.h"
 #include <sched.h>
 #include <unistd.h>
 #include <algorithm>

@@ -1,7 +1,7 @@
-// The CUDA runtime's names for a machine without a GPU: -Iemulation/cpu finds this file, not the toolkit's. Only the
+// The CUDA runtime's names for a machine without a GPU: -Iemulation finds this file, not the toolkit's. Only the
 // part that the trainer and its tests use. Device memory is host memory; every call has finished when it returns, in
-// launch order, whatever its stream, unless a test keeps streams back (emulation/cpu/streams.h). Kernels run thread by
-// thread on the scheduler (emulation/cpu/scheduler.h); start them with LAUNCH() of kernels/gpu.cuh.
+// launch order, whatever its stream, unless a test keeps streams back (emulation/streams.h). Kernels run thread by
+// thread on the scheduler (emulation/scheduler.h); start them with LAUNCH() of kernels/gpu.cuh.
 #pragma once
 #define PLUSGPT_CPU 1
 #include <math.h>
@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 #include <algorithm>
-#include "emulation/cpu/libm.h"
-#include "emulation/cpu/scheduler.h"
+#include "emulation/libm.h"
+#include "emulation/scheduler.h"
 
 #define __host__
 #define __device__

@@ -1,4 +1,4 @@
-#include "emulation/cpu/fiber.h"
+#include "emulation/fiber.h"
 #include <sys/mman.h>
 #include <unistd.h>
 #include <new>

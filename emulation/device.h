@@ -2,9 +2,9 @@
 #pragma once
 #include <string.h>
 #include <tuple>
-#include "emulation/cpu/pool.h"
-#include "emulation/cpu/streams.h"
-#include "emulation/cpu/warp.h"
+#include "emulation/pool.h"
+#include "emulation/streams.h"
+#include "emulation/warp.h"
 #include "kernels/gpu.cuh"
 
 constexpr bool on_cpu = true;

@@ -1,5 +1,5 @@
-#include "emulation/cpu/scheduler.h"
-#include "emulation/cpu/blocks.h"
+#include "emulation/scheduler.h"
+#include "emulation/blocks.h"
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 #include "base/error.h"
-#include "emulation/cpu/checks.h"
-#include "emulation/cpu/pool.h"
+#include "emulation/checks.h"
+#include "emulation/pool.h"
 
 namespace cpu {
 namespace {

@@ -1,5 +1,5 @@
 // Streams, events and copies (streams.h).
-#include "emulation/cpu/streams.h"
+#include "emulation/streams.h"
 #include <cuda_runtime.h>
 #include <chrono>
 #include <cstdio>

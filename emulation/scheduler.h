@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string>
-#include "emulation/cpu/fiber.h"
+#include "emulation/fiber.h"
 
 struct uint3 {
   unsigned x, y, z;

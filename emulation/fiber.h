@@ -1,7 +1,7 @@
 // Stacks and the switch between them, with the annotations that ASan and TSan need.
 #pragma once
 #include <stddef.h>
-#include "emulation/cpu/processor.h"
+#include "emulation/processor.h"
 
 #ifdef __has_feature  // clang
 #if __has_feature(address_sanitizer)

@@ -2,9 +2,9 @@
 #include <cuda_runtime.h>
 #include <cstdio>
 #include <cstdlib>
-#include "emulation/cpu/machine.h"
-#include "emulation/cpu/pool.h"
-#include "emulation/cpu/streams.h"
+#include "emulation/machine.h"
+#include "emulation/pool.h"
+#include "emulation/streams.h"
 
 const char* cudaGetErrorString(cudaError_t e) {
   switch (e) {

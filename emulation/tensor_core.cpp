@@ -7,7 +7,7 @@
 //
 // PLUSGPT_TENSOR_CORE=ampere or hopper makes both instructions that one's; plain makes them add in float32, rounded to
 // nearest, as if tensor cores were better than they are: for comparisons.
-#include "emulation/cpu/tensor_core.h"
+#include "emulation/tensor_core.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,8 +17,8 @@
 #include <type_traits>
 
 #include "base/error.h"
-#include "emulation/cpu/processor.h"
-#include "emulation/cpu/scheduler.h"
+#include "emulation/processor.h"
+#include "emulation/scheduler.h"
 
 namespace cpu {
 namespace {

@@ -1,7 +1,7 @@
 // Two checks that make bugs visible: NaN in shared memory, and a message about stack overflows.
 #pragma once
 #include <vector>
-#include "emulation/cpu/fiber.h"
+#include "emulation/fiber.h"
 
 namespace cpu {
 

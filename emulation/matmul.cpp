@@ -15,9 +15,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "emulation/cpu/onednn.h"
-#include "emulation/cpu/pool.h"
-#include "emulation/cpu/streams.h"
+#include "emulation/onednn.h"
+#include "emulation/pool.h"
+#include "emulation/streams.h"
 #include "kernels/bias.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/profile.h"

@@ -1,4 +1,4 @@
-#include "emulation/cpu/onednn.h"
+#include "emulation/onednn.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "emulation/cpu/pool.h"
+#include "emulation/pool.h"
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 #include "base/error.h"
-#include "emulation/cpu/fiber.h"
-#include "emulation/cpu/machine.h"
-#include "emulation/cpu/processor.h"
+#include "emulation/fiber.h"
+#include "emulation/machine.h"
+#include "emulation/processor.h"
 
 namespace cpu {
 namespace {

@@ -1,7 +1,7 @@
 // cp.async on the CPU: each thread's copies stay in its queue, in order, until its cp_async_wait. A copy that the
 // thread never waits for is never made.
 #include <vector>
-#include "emulation/cpu/warp.h"
+#include "emulation/warp.h"
 
 namespace cpu {
 

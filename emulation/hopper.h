@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/hopper.cuh"
 
-#include "emulation/cpu/scheduler.h"
+#include "emulation/scheduler.h"
 
 struct TensorMap {
   const bf16* x;

@@ -1,5 +1,5 @@
-#include "emulation/cpu/processor.h"
-#include "emulation/cpu/fiber.h"
+#include "emulation/processor.h"
+#include "emulation/fiber.h"
 
 #if defined(__x86_64__)
 // Ends in a jump: the processor would predict that `ret` returns to the caller, not to where the next thread waits.

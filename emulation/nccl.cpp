@@ -15,7 +15,7 @@
 #include <string>
 #include <thread>
 #include "base/error.h"
-#include "emulation/cpu/streams.h"
+#include "emulation/streams.h"
 
 namespace {
 

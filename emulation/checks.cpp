@@ -1,4 +1,4 @@
-#include "emulation/cpu/checks.h"
+#include "emulation/checks.h"
 #include <link.h>
 #include <signal.h>
 #include <unistd.h>

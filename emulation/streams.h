@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 #include <utility>
-#include "emulation/cpu/scheduler.h"
+#include "emulation/scheduler.h"
 
 struct cpu_stream;
 

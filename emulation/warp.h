@@ -4,8 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <type_traits>
-#include "emulation/cpu/pool.h"
-#include "emulation/cpu/tensor_core.h"
+#include "emulation/pool.h"
+#include "emulation/tensor_core.h"
 
 namespace cpu {
 
