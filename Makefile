@@ -11,9 +11,9 @@ BUILD := build/$(if $(filter ptx,$(BACKEND)),ptx-$(ARCH),$(BACKEND))$(addprefix 
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
 ROOMS := base kernels attention data settings ranks checkpoint eval training \
-  $(if $(filter cpu,$(BACKEND)),emulation) $(if $(filter ptx,$(BACKEND)),emulation/ptx)
+  $(if $(filter cpu,$(BACKEND)),emulation) $(if $(filter ptx,$(BACKEND)),dev/ptx)
 SOURCES := train_gpt2.cu parameters.cpp $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
-# On the CPU emulation multiplies matrices; without NCCL there is one rank.
+# On the CPU emulation/ multiplies matrices; without NCCL there is one rank.
 OTHERWISE := $(if $(filter cpu,$(BACKEND)),kernels/matmul.cu) ranks/$(if $(filter 0,$(NCCL)),comm,comm_alone).cpp
 SOURCES := $(filter-out $(OTHERWISE),$(SOURCES))
 # Every family of attention kernels, attention/FAMILY/kernels.cuh, is compiled once for each kind. On the CPU only tests
@@ -37,9 +37,9 @@ OBJECTS := $(INSTANCES:=.o) $(SOURCES:%=$(BUILD)/%.o)  # those that take longest
 TRAIN_OBJECTS := $(filter-out $(FOR_TESTS:%=$(BUILD)/attention/%/%),$(OBJECTS))
 # test/ROOM/*_test are one program, test_ROOM, where a room is host code; elsewhere test/ROOM/NAME_test is test_NAME.
 TEST_ROOMS := data settings checkpoint eval training
-OTHERWISE := $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cpp) $(if $(filter ptx,$(BACKEND)),,test/emulation/ptx_%) \
+OTHERWISE := $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cpp) $(if $(filter ptx,$(BACKEND)),,dev/test/ptx_%) \
   $(WITHOUT_HOPPER:%=test/kernels/%_% test/attention/%_%)
-TEST_SOURCES := $(filter-out $(OTHERWISE),$(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp)))
+TEST_SOURCES := $(filter-out $(OTHERWISE),$(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp dev/test/*_test.cpp)))
 room_of = $(word 2,$(subst /, ,$(1)))
 test_program = $(BUILD)/test_$(or $(filter $(TEST_ROOMS),$(room_of)),$(patsubst %_test,%,$(basename $(notdir $(1)))))
 TESTS := $(sort $(foreach source,$(TEST_SOURCES),$(call test_program,$(source))))
@@ -60,7 +60,7 @@ else
   # prerequisites, the list of flags.
   $(BUILD)/%.cpp.o $(BUILD)/%-O1.h.gch $(BUILD)/test/%.cu.o $(FOR_TESTS:%=$(BUILD)/attention/%/%.o): \
     private OPTIMIZE := -O1
-  $(BUILD)/eval/%.cpp.o $(BUILD)/emulation/%.cpp.o: private OPTIMIZE := -O3
+  $(BUILD)/eval/%.cpp.o $(BUILD)/emulation/%.cpp.o $(BUILD)/dev/ptx/%.cpp.o: private OPTIMIZE := -O3
 endif
 ifeq ($(BACKEND),cpu)
   # emulation/ has its own cuda_runtime.h, cuda_bf16.h, ... in place of the CUDA toolkit's.

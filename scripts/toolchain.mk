@@ -33,8 +33,8 @@ endif
 LIST = $(shell echo $(1) | tr ' ' ,)
 # The general kernels have no width of 96.
 WIDTHS := $(if $(HEAD_DIM),-DTENSOR_WIDTHS=$(call LIST,$(HEAD_DIM)) -DGENERAL_WIDTHS=$(call LIST,$(HEAD_DIM:96=128)))
-# BACKEND=ptx, which check-ptx alone sets: the CUDA build with PTX in place of machine code, on emulation/ptx in place
-# of libcudart
+# BACKEND=ptx, which check-ptx alone sets: the CUDA build with PTX in place of machine code, on dev/ptx in place of
+# libcudart
 ifeq ($(filter $(BACKEND),cpu cuda ptx),)
   $(error BACKEND=$(BACKEND) is unknown; use cpu, cuda or auto)
 endif

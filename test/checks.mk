@@ -46,12 +46,12 @@ ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
 	@if [ -n "$(HAVE_NVCC)" ]; then \
 	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(if $(FULL),,$(TWO_KINDS) HEAD_DIM="64 128") ptx-tests && \
-	   bash test/emulation/ptx.sh build/ptx-$(PTX_ARCH); \
+	   bash dev/test/ptx.sh build/ptx-$(PTX_ARCH); \
 	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
 ifeq ($(BACKEND),ptx)
   COMPILE_CU += -no-compress
   # one operation of PTX is one of C++: nothing is contracted or moved across a change of the rounding
-  $(BUILD)/emulation/ptx/%.cpp.o: private COMPILE_CPP += -march=$(MARCH) -ffp-contract=off -frounding-math
+  $(BUILD)/dev/ptx/%.cpp.o: private COMPILE_CPP += -march=$(MARCH) -ffp-contract=off -frounding-math
 endif
 # Every header compiles alone, without what the files that include it today, or this compiler's library, include before.
 HEADERS := $(filter-out build/%,$(wildcard *.h *.cuh */*.h */*.cuh */*/*.h */*/*.cuh))

@@ -7,7 +7,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoint", "eval", "training", "emulation",
-         "bench", "test", "scripts")
+         "bench", "dev", "test", "scripts")
 
 # Which rooms each room includes, from the bottom up: a room names only rooms above its own line. The exceptions are
 # the portability header, kernels/gpu.cuh, which includes its CPU half, written in its terms, and the kernels of
@@ -15,7 +15,7 @@ ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoin
 INCLUDES = {
   "base": set(),
   "kernels": {"base", "emulation"},
-  "emulation/ptx": set(),
+  "dev/ptx": set(),
   "emulation": {"base", "kernels"},
   "attention": {"base", "kernels", "emulation"},
   "data": {"base"},

@@ -249,7 +249,7 @@ TEST(Matmul, AnotherWorkspaceForgetsTheChoices) {
     EXPECT_NEAR(as_double(x[i]), as_double(y[i]), std::fabs(as_double(x[i])) * 0x1p-7 + 64 * 64 * 0x1p-24) << i;
 }
 
-// With PTX_WRONG_PRODUCTS (emulation/ptx/options.h) all tests here must pass, and this one sees algorithms dropped. The
+// With PTX_WRONG_PRODUCTS (dev/ptx/options.h) all tests here must pass, and this one sees algorithms dropped. The
 // second round is by choices read back, which nothing compares again: a wrong one among them would show.
 TEST(Matmul, WrongAlgorithmsAreDroppedNamedAndForgotten) {
   const char* wrong = std::getenv("PTX_WRONG_PRODUCTS");

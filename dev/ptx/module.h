@@ -1,7 +1,7 @@
 // The PTX that nvcc embedded in the program.
 #pragma once
 #include <string>
-#include "emulation/ptx/program.h"
+#include "dev/ptx/program.h"
 
 namespace ptx {
 

@@ -1,10 +1,10 @@
 // Operations of all lanes of a warp: barriers, votes, shuffles, ldmatrix and mma (PTX ISA "shfl.sync", "vote.sync",
 // "bar", "ldmatrix", "Matrix Fragments for mma.m16n8k16").
 #include <cstring>
-#include "emulation/ptx/decode.h"
-#include "emulation/ptx/floats.h"
-#include "emulation/ptx/machine.h"
-#include "emulation/ptx/tensor_core.h"
+#include "dev/ptx/decode.h"
+#include "dev/ptx/floats.h"
+#include "dev/ptx/machine.h"
+#include "dev/ptx/tensor_core.h"
 
 namespace ptx {
 namespace {

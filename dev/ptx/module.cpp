@@ -3,7 +3,7 @@
 // A fat binary is a header and entries. CUDA documents only its wrapper (fatbinary_section.h). The header: magic,
 // version (2 bytes), its own size (2), size of all entries (8). Before each entry: kind (2; 1 is PTX), version (2),
 // size of this header (4), size of the entry (8). nvcc -no-compress leaves PTX as text.
-#include "emulation/ptx/module.h"
+#include "dev/ptx/module.h"
 #include <fatbinary_section.h>
 #include <algorithm>
 #include <cstdio>
@@ -15,8 +15,8 @@
 #include <sstream>
 #include <utility>
 #include <vector>
-#include "emulation/ptx/options.h"
-#include "emulation/ptx/parse.h"
+#include "dev/ptx/options.h"
+#include "dev/ptx/parse.h"
 
 namespace ptx {
 namespace {

@@ -20,10 +20,10 @@
 #include <tuple>
 #include <utility>
 #include <vector>
-#include "emulation/ptx/checks.h"
-#include "emulation/ptx/options.h"
-#include "emulation/ptx/program.h"
-#include "emulation/ptx/tensor_map.h"
+#include "dev/ptx/checks.h"
+#include "dev/ptx/options.h"
+#include "dev/ptx/program.h"
+#include "dev/ptx/tensor_map.h"
 
 namespace ptx {
 

@@ -4,13 +4,13 @@
 // a multiple of 2^(largest exponent - digits), and their exact sum to float32. From sm_90 on a step has all 16 products
 // and 25 digits; before, two halves follow each other with 24. Where the plain sum is NaN or infinite, it is the
 // result.
-#include "emulation/ptx/tensor_core.h"
+#include "dev/ptx/tensor_core.h"
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include "emulation/ptx/floats.h"
-#include "emulation/ptx/module.h"
-#include "emulation/ptx/options.h"
+#include "dev/ptx/floats.h"
+#include "dev/ptx/module.h"
+#include "dev/ptx/options.h"
 
 namespace ptx {
 namespace {

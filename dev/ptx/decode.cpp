@@ -1,8 +1,8 @@
 // Opcodes (decode.h).
-#include "emulation/ptx/decode.h"
+#include "dev/ptx/decode.h"
 #include <algorithm>
 #include <map>
-#include "emulation/ptx/parse.h"
+#include "dev/ptx/parse.h"
 
 namespace ptx {
 bool type_named(const std::string& name, Type& type) {

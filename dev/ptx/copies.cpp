@@ -2,9 +2,9 @@
 // Instructions: Asynchronous copy"). From the instruction to its completion the destination is poison and must not be
 // used.
 #include <cstring>
-#include "emulation/ptx/decode.h"
-#include "emulation/ptx/machine.h"
-#include "emulation/ptx/memory.h"
+#include "dev/ptx/decode.h"
+#include "dev/ptx/machine.h"
+#include "dev/ptx/memory.h"
 
 namespace ptx {
 namespace {

@@ -9,10 +9,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include "emulation/ptx/decode.h"
-#include "emulation/ptx/floats.h"
-#include "emulation/ptx/machine.h"
-#include "emulation/ptx/tensor_core.h"
+#include "dev/ptx/decode.h"
+#include "dev/ptx/floats.h"
+#include "dev/ptx/machine.h"
+#include "dev/ptx/tensor_core.h"
 
 namespace ptx {
 namespace {

@@ -1,8 +1,8 @@
 // Reads the environment once (options.h).
-#include "emulation/ptx/options.h"
+#include "dev/ptx/options.h"
 #include <cstdlib>
 #include <map>
-#include "emulation/ptx/program.h"
+#include "dev/ptx/program.h"
 
 namespace ptx {
 namespace {

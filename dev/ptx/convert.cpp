@@ -3,9 +3,9 @@
 #include <cfenv>
 #include <cmath>
 #include <limits>
-#include "emulation/ptx/decode.h"
-#include "emulation/ptx/floats.h"
-#include "emulation/ptx/machine.h"
+#include "dev/ptx/decode.h"
+#include "dev/ptx/floats.h"
+#include "dev/ptx/machine.h"
 
 namespace ptx {
 namespace {

@@ -1,14 +1,14 @@
 // PTX text to kernels: declarations, scopes, labels and operands as in PTX ISA "Syntax", "State Spaces, Types, and
 // Variables" and "Instruction Operands". Understands what nvcc writes: kernels without calls.
-#include "emulation/ptx/parse.h"
+#include "dev/ptx/parse.h"
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <regex>
 #include <string_view>
-#include "emulation/ptx/decode.h"
-#include "emulation/ptx/memory.h"
+#include "dev/ptx/decode.h"
+#include "dev/ptx/memory.h"
 
 namespace ptx {
 namespace {

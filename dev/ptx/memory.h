@@ -2,7 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include "emulation/ptx/program.h"
+#include "dev/ptx/program.h"
 
 namespace ptx {
 

@@ -7,9 +7,9 @@
 #include <map>
 #include <string>
 #include <vector>
-#include "emulation/ptx/machine.h"
-#include "emulation/ptx/memory.h"
-#include "emulation/ptx/module.h"
+#include "dev/ptx/machine.h"
+#include "dev/ptx/memory.h"
+#include "dev/ptx/module.h"
 
 using namespace ptx;
 

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <map>
 #include <vector>
-#include "emulation/ptx/floats.h"
-#include "emulation/ptx/options.h"
-#include "emulation/ptx/tensor_core.h"
+#include "dev/ptx/floats.h"
+#include "dev/ptx/options.h"
+#include "dev/ptx/tensor_core.h"
 
 namespace {
 

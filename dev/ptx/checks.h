@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <vector>
-#include "emulation/ptx/program.h"
+#include "dev/ptx/program.h"
 
 namespace ptx {
 

@@ -1,11 +1,11 @@
 // The checks (checks.h). PTX ISA "Memory Consistency Model", "Proxies", and for registers "wgmma.fence".
-#include "emulation/ptx/checks.h"
+#include "dev/ptx/checks.h"
 #include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <set>
 #include <unordered_map>
-#include "emulation/ptx/machine.h"
+#include "dev/ptx/machine.h"
 
 namespace ptx {
 namespace {

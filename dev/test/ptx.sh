@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the CUDA build's test programs on the PTX that nvcc made, without a GPU (emulation/ptx): test/emulation/ptx.sh
-# build/ptx-90a. Asynchronous work is done as late as a wait allows and, in a second run, at random moments; then bugs
-# are planted, which must be reported. FULL=1 adds the long tests, every program in every mode, and a third run with
+# Runs the CUDA build's test programs on the PTX that nvcc made, without a GPU (dev/ptx): dev/test/ptx.sh build/ptx-90a.
+# Asynchronous work is done as late as a wait allows and, in a second run, at random moments; then bugs are planted,
+# which must be reported. FULL=1 adds the long tests, every program in every mode, and a third run with
 # asynchronous work done at once and wrong algorithms among cuBLASLt's. Exit 1 if anything failed.
 set -u
-build=${1:?usage: test/emulation/ptx.sh BUILD_DIR}
+build=${1:?usage: dev/test/ptx.sh BUILD_DIR}
 full=${FULL:-}
 limit=15m  # per program, because one that spins would never end
 [ -z "$full" ] || limit=2h
@@ -45,5 +45,5 @@ for mode in $modes; do
     echo "PTX, asynchronous work $mode: $passed tests passed"
   fi
 done
-[ ! -x "$build/test_hopper" ] || bash test/emulation/planted_bugs_ptx.sh "$build" || failed=1
+[ ! -x "$build/test_hopper" ] || bash dev/test/planted_bugs_ptx.sh "$build" || failed=1
 exit $failed

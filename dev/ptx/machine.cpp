@@ -1,5 +1,5 @@
 // The schedule: turns of warps, divergence, barriers, deadlocks (machine.h).
-#include "emulation/ptx/machine.h"
+#include "dev/ptx/machine.h"
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

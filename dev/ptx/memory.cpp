@@ -1,10 +1,10 @@
 // Global memory, and the instructions that load and store (PTX ISA "ld", "st", "State Spaces").
-#include "emulation/ptx/memory.h"
+#include "dev/ptx/memory.h"
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include "emulation/ptx/decode.h"
-#include "emulation/ptx/machine.h"
+#include "dev/ptx/decode.h"
+#include "dev/ptx/machine.h"
 
 namespace ptx {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 #include <vector>
-#include "emulation/ptx/program.h"
+#include "dev/ptx/program.h"
 
 namespace ptx {
 

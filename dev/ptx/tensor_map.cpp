@@ -1,6 +1,6 @@
 // Boxes of tensors to and from shared memory, and the driver's function that describes them (CUDA driver API,
 // cuTensorMapEncodeTiled, with the limits that its documentation names).
-#include "emulation/ptx/tensor_map.h"
+#include "dev/ptx/tensor_map.h"
 #include <cuda.h>
 #include <cstring>
 

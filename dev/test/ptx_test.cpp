@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "emulation/ptx/machine.h"
-#include "emulation/ptx/memory.h"
-#include "emulation/ptx/parse.h"
+#include "dev/ptx/machine.h"
+#include "dev/ptx/memory.h"
+#include "dev/ptx/parse.h"
 #include "test/support/error_of.h"
 
 namespace {

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Plants bugs in the PTX of kernels and checks that the test programs of the build in $1 (build/ptx-90a) report each
-# bug, and report nothing without one. A bug is a regular expression and its replacement (emulation/ptx/options.h). Exit
-# 1 if not.
+# bug, and report nothing without one. A bug is a regular expression and its replacement (dev/ptx/options.h). Exit 1
+# if not.
 set -u
-build=${1:?usage: test/emulation/planted_bugs_ptx.sh BUILD_DIR}
+build=${1:?usage: dev/test/planted_bugs_ptx.sh BUILD_DIR}
 program=$build/test_attention
 [ -x "$program" ] || { echo "planted_bugs_ptx.sh: $program is not there; build it with make check-ptx." >&2; exit 1; }
 

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <map>
 #include <type_traits>
-#include "emulation/ptx/decode.h"
-#include "emulation/ptx/floats.h"
-#include "emulation/ptx/machine.h"
+#include "dev/ptx/decode.h"
+#include "dev/ptx/floats.h"
+#include "dev/ptx/machine.h"
 
 namespace ptx {
 namespace {

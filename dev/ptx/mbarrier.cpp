@@ -1,7 +1,7 @@
 // Mbarriers and fences (PTX ISA "mbarrier", "fence.proxy"). A phase ends when no arrivals and no bytes are missing. An
 // arrival releases the warp's earlier operations; a wait that succeeds acquires them.
-#include "emulation/ptx/decode.h"
-#include "emulation/ptx/machine.h"
+#include "dev/ptx/decode.h"
+#include "dev/ptx/machine.h"
 
 namespace ptx {
 namespace {
