@@ -77,7 +77,7 @@ else
   CODE := $(if $(filter ptx,$(BACKEND)),compute,sm)
   TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a)) \
             $(foreach a,$(WITH_PTX),-gencode arch=compute_$(a),code=compute_$(a))
-  $(BUILD)/attention/hopper/%.cu.o $(patsubst %,$(BUILD)/%/hopper_%.cu.o,test/kernels test/attention bench): \
+  $(BUILD)/attention/hopper/%.cu.o $(patsubst %,$(BUILD)/%/hopper_%.cu.o,test/kernels test/attention dev/bench): \
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   # nvcc takes a comma for the beginning of another macro
   COMPILE_CU = $(NVCC) -std=c++20 -O3 -lineinfo $(TARGETS) $(subst $(COMMA),\\$(COMMA),$(DEFINES)) \
@@ -114,7 +114,7 @@ REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
 $(foreach source,$(TEST_SOURCES),$(eval $(call test_program,$(source)): $(BUILD)/$(source).o))
 $(TESTS): $(OBJECTS) $(REFERENCE) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK) -lgtest_main -lgtest
-$(BUILD)/bench_%: $(BUILD)/bench/%_bench.cu.o $(OBJECTS) $(BUILD)/objects
+$(BUILD)/bench_%: $(BUILD)/dev/bench/%_bench.cu.o $(OBJECTS) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK)
 
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags $(PRECOMPILED:=.gch)
@@ -159,11 +159,11 @@ $(BUILD)/built_for.inc: FORCE
 	@mkdir -p $(@D); { echo '#define BUILT_FOR "$(BUILT_FOR)"'; \
 	  echo '#define NEEDED $(foreach name,$(FEATURES),NEEDS("$(name)"))'; } $(IF_NEW)
 # A change of measured figures and documents alone does not make the program another one.
-DIRTY = git diff --quiet HEAD -- ':!bench/results' ':!*.md' ':!*.png' 2>/dev/null; [ $$? = 1 ] && echo -dirty
+DIRTY = git diff --quiet HEAD -- ':!dev/bench/results' ':!docs/results' ':!*.md' ':!*.png' 2>/dev/null; [ $$? = 1 ] && echo -dirty
 COMMIT ?= $(shell git describe --always 2>/dev/null || echo unknown)$(shell $(DIRTY))
 $(BUILD)/version.h: FORCE
 	@mkdir -p $(@D); echo '#define PLUSGPT_VERSION "$(COMMIT)"' $(IF_NEW)
-$(BUILD)/main.cpp.o $(patsubst %,$(BUILD)/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
+$(BUILD)/main.cpp.o $(patsubst %,$(BUILD)/dev/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
 # The text of a Python file, as a C++ string: checkpoints carry it, wherever the program runs.
 $(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
@@ -178,7 +178,7 @@ test: train $(TESTS)               ## run every test of this build
 include test/checks.mk  # sanitizers, fuzzing, PTX without a GPU
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
-include bench/bench.mk
+include dev/bench/bench.mk
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list

@@ -6,7 +6,7 @@
                                                            the quick start's text (after scripts/quickstart.sh)
     python3 scripts/bench_peers.py --tiny --out FILE       runs everything once on the CPU, very small
 
-Needs PyTorch. bench/README.md says what is measured, and has the tables.
+Needs PyTorch. dev/bench/README.md says what is measured, and has the tables.
 """
 import contextlib
 import functools
@@ -201,7 +201,7 @@ class Machine:
       torch.cuda.synchronize()
 
   def seconds(self, run):
-    """Median of repeated runs with something else in the caches before each, as bench/bench.h does it."""
+    """Median of repeated runs with something else in the caches before each, as dev/bench/bench.h does it."""
     run(), run()
     times = []
     while len(times) < 5 or (len(times) < 101 and sum(times) < 0.2):
@@ -403,7 +403,7 @@ def main():
   parser = common.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--ours", help="folder of bench_step and bench_attention, or what make bench wrote",
                       default="build/cuda" if built else os.path.join(results, "gpu.json"))
-  parser.add_argument("--out", help="[bench/results/peers_gpu.json, with --cpu peers_cpu.json]")
+  parser.add_argument("--out", help="[dev/bench/results/peers_gpu.json, with --cpu peers_cpu.json]")
   parser.add_argument("--minutes", type=float, default=8, help="start no measurement of PyTorch after this time [8]")
   parser.add_argument("--only", type=str, default="", help="only peers whose name contains this")
   where = parser.add_mutually_exclusive_group()

@@ -3,14 +3,14 @@
 
     python3 scripts/bench_table.py --collect [--out FILE] build/cpu/kernels.json ...
                                                                            joins what the benchmark programs wrote to
-                                                                           bench/results/cpu.json, or gpu.json, or
+                                                                           dev/bench/results/cpu.json, or gpu.json, or
                                                                            FILE, and prints the summary
     python3 scripts/bench_table.py --compare OLD.json NEW.json             figures that differ by 3% or more
-    python3 scripts/bench_table.py --brief bench/results/gpu.json          tokens/s of the steps, in a line
-    python3 scripts/bench_table.py bench/results/gpu.json                  fills the block speed_gpu of bench/README.md
-    python3 scripts/bench_table.py bench/results/peers_gpu.json            fills its block peers_gpu, and
+    python3 scripts/bench_table.py --brief dev/bench/results/gpu.json          tokens/s of the steps, in a line
+    python3 scripts/bench_table.py dev/bench/results/gpu.json                  fills the block speed_gpu of dev/bench/README.md
+    python3 scripts/bench_table.py dev/bench/results/peers_gpu.json            fills its block peers_gpu, and
                                                                            front_gpu of README.md
-    python3 scripts/bench_table.py bench/results/peers_cpu.json            fills its block peers_cpu
+    python3 scripts/bench_table.py dev/bench/results/peers_cpu.json            fills its block peers_cpu
 """
 import json
 import os
@@ -23,7 +23,7 @@ import sys
 import tables
 from common import read_json, run as run_main, stop
 
-RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results")
+RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev", "bench", "results")
 ATTENTION_PARTS = ("evaluation", "forward", "backward")
 
 

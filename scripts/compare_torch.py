@@ -6,7 +6,7 @@ the validation loss at once and four times the trained length. A gradient's erro
 over the tensor, with PyTorch in fp32 and in float64; the smaller one counts, as PyTorch's fp32 can be the one that is
 off (at the kink of relu, say). Bounds in fp32: 1e-4 for the first loss and gradients, or twice what PyTorch's fp32 is
 off by; 1e-3 for a later loss, from the nearer of PyTorch's precisions, until these are 1e-4 apart: from there on
-rounding decides (bench/TORCH.md). bf16 is only shown.
+rounding decides (dev/bench/TORCH.md). bf16 is only shown.
 """
 import itertools
 import json

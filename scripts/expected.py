@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tells whether the losses of runs are what their variants have with other seeds.
 
-    python3 scripts/expected.py bench/results/quickstart_cpu.json runs/quickstart_softmax runs/quickstart_lssar
+    python3 scripts/expected.py docs/results/quickstart_cpu.json runs/quickstart_softmax runs/quickstart_lssar
 
 The file is what `sweep.py --results` wrote: losses by length, a run for each value of one axis and each seed. Prints
 their mean and range, and below the losses of the runs. A correct run of another seed lies outside the range of n seeds

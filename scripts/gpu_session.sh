@@ -8,11 +8,11 @@
 #
 #   first      if there are only ten minutes: the trainer alone, ten steps of GPT-2 124M in bf16; then every kernel's
 #              tests, dry runs, make bench QUICK=1; an archive with all that a reader elsewhere needs to mend the code
-#   ask        the open questions of bench/LOG.md: kernels with one change beside the kernels as they are
+#   ask        the open questions of dev/bench/LOG.md: kernels with one change beside the kernels as they are
 #   far        the last of 131,072 rows of every kind of attention, against float64
 #   tests      builds for the GPU of this machine and runs every test program on it
 #   sanitize   small shapes of the kernels' tests under compute-sanitizer: memcheck, racecheck, synccheck
-#   bench      make bench, and its differences from the bench/results/gpu.json of before
+#   bench      make bench, and its differences from the dev/bench/results/gpu.json of before
 #   peers      the same model and attention in PyTorch (scripts/bench_peers.py), beside ours
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
 #              at 1K to 16K on those of --val (scripts/sweep.py)

@@ -5,7 +5,7 @@ or if ptxas made a kernel's asynchronous products (wgmma) wait for each other.
     python3 scripts/kernel_table.py [FOLDER] [--arch 80] [--sass]        FOLDER: build/cuda
     python3 scripts/kernel_table.py --count [FOLDER or OBJECT] [--only "softmax, D 64"]
 
-bench/README.md says what the columns are. --sass counts some instructions of each kernel, by cuobjdump, and fails if a
+dev/bench/README.md says what the columns are. --sass counts some instructions of each kernel, by cuobjdump, and fails if a
 kernel for Hopper lacks one of its own; --count prints another table, of the inner loops of attention, from machine code
 alone. Without cuobjdump, pip fetches it into build/.
 """

@@ -44,7 +44,7 @@ mkdir -p "$shards"
 if [ -z "$text" ]; then
   bible=$(command -v bible || command -v /usr/games/bible || true)
   if [ -n "$bible" ]; then
-    text=$shards/king_james.txt expected=bench/results/quickstart_cpu.json
+    text=$shards/king_james.txt expected=docs/results/quickstart_cpu.json
     "$bible" -f 'gen1:1-rev22:21' </dev/null >"$text"
   else
     text=$shards/tiny_shakespeare.txt
@@ -72,7 +72,7 @@ report=$("$python" scripts/report.py "${runs[@]}" --out runs/quickstart.html --t
 phases
 if [ -n "$expected" ]; then
   # which library multiplied changes a run's last bits, and so what other seeds give
-  ! grep -q '"products": *"OpenBLAS' "$model/state.json" || expected=bench/results/quickstart_openblas.json
+  ! grep -q '"products": *"OpenBLAS' "$model/state.json" || expected=docs/results/quickstart_openblas.json
   printf '\nIs this right? The same with other seeds, and these runs:\n\n'
   "$python" scripts/expected.py "$expected" "${runs[@]}"
 fi

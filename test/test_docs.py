@@ -3,7 +3,7 @@
 A command is a line of an indented block, or a piece of code in the README's table of questions. All of them run here,
 in the order of their page, on a tiny model, with these exceptions: those with a comment that says "needs ..." or
 "network" (both are missing here) or "hours" (then the command only shows its settings), ELSEWHERE (other tests run
-them), and those of bench/, a log of measurements.
+them), and those of dev/bench/, a log of measurements.
 """
 import glob
 import json
@@ -23,7 +23,7 @@ try:
 except ImportError:
   matplotlib = None
 
-FOLDERS = ("", "attention", "bench", "docs", "docs/results", "emulation", "scripts", "test")
+FOLDERS = ("", "attention", "dev", "dev/bench", "dev/ptx", "docs", "docs/results", "emulation", "scripts", "test")
 PAGES = [os.path.relpath(path, ROOT) for folder in FOLDERS
          for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.md")))]
 COMMAND = re.compile(r"(\./train|python3|bash|make|mpirun|torchrun|srun|sbatch|curl|kill|git|build/\S+)( |$)")
@@ -91,7 +91,7 @@ class Pages(unittest.TestCase):
 class Commands(Workspace):
   def setUp(self):
     super().setUp()
-    for name in ("scripts", "configs", "bench"):
+    for name in ("scripts", "configs", "dev", "docs"):
       os.symlink(os.path.join(ROOT, name), self.path(name))
     os.symlink(TRAIN, self.path("train"))
     self.write("train_1.bin", shard(TEXT * 80))
@@ -119,7 +119,7 @@ class Commands(Workspace):
     for run in "ab":
       for question in ("--passkey", "--diagnostics"):
         self.run_command(["./train", f"runs/{run}", question, "--lengths", "128"])
-    shutil.copy(os.path.join(ROOT, "bench/results/lr_cpu.json"), self.path("runs/lr_quick.json"))
+    shutil.copy(os.path.join(ROOT, "dev/bench/results/lr_cpu.json"), self.path("runs/lr_quick.json"))
 
   def run_command(self, command):
     shell = isinstance(command, str)
@@ -131,7 +131,7 @@ class Commands(Workspace):
     self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
   def test_they_run(self):
-    for page in (page for page in PAGES if not page.startswith("bench/")):
+    for page in (page for page in PAGES if not page.startswith("dev/bench/")):
       for command, comment in commands(text_of(page)):
         if command.startswith(ELSEWHERE) or re.search(r"\bneeds |\bnetwork\b", comment):
           continue

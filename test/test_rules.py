@@ -7,7 +7,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoint", "eval", "training", "emulation",
-         "bench", "dev", "test", "scripts")
+         "dev", "test", "scripts")
 
 # Which rooms each room includes, from the bottom up: a room names only rooms above its own line. The exceptions are
 # the portability header, kernels/gpu.cuh, which includes its CPU half, written in its terms, and the kernels of
@@ -113,7 +113,7 @@ class Rules(unittest.TestCase):
 
   def test_nothing_includes_test(self):
     self.nothing(r'#include "test/', sources(".h", ".cuh", ".cu", ".cpp"),
-                 lambda path: path.startswith(("test/", "bench/")))
+                 lambda path: path.startswith(("test/", "dev/")))
 
   def test_formatted(self):
     known = shutil.which("clang-format") and subprocess.run(["clang-format", "--version"], text=True,

@@ -8,8 +8,8 @@ if [ -n "$rehearse" ]; then
 fi
 before=$out/gpu_before.json
 rm -f "$before"
-cp bench/results/gpu.json "$before" 2>/dev/null
+cp dev/bench/results/gpu.json "$before" 2>/dev/null
 make BUILD="$build" bench || exit 1
-cp bench/results/gpu.json "$out" || exit 1
+cp dev/bench/results/gpu.json "$out" || exit 1
 [ ! -f "$before" ] || python3 scripts/bench_table.py --compare "$before" "$out/gpu.json"
 note "$(python3 scripts/bench_table.py --brief "$out/gpu.json")"

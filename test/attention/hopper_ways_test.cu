@@ -1,5 +1,5 @@
 // Hopper's kernels whose consumers take turns, and those that do not, the other way round: the same bits, whatever
-// comes first. And the turns by themselves. bench/hopper_bench.cu measures both.
+// comes first. And the turns by themselves. dev/bench/hopper_bench.cu measures both.
 #include <gtest/gtest.h>
 
 #include "attention/hopper/kernels.cuh"

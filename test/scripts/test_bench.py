@@ -59,7 +59,7 @@ class Tables(ScriptTest):
     return self.table("--collect", *paths, code=code)
 
   def result(self):
-    return self.json_of("bench/results/cpu.json")
+    return self.json_of("dev/bench/results/cpu.json")
 
   def test_parts_are_joined(self):
     summary = self.collect()
@@ -82,12 +82,12 @@ class Tables(ScriptTest):
     self.assert_error("has no results of a GPU")
     for name in ("summary", "ask", "far"):
       self.write(f"out/{name}.md", f"| {name} | new |\n")
-    shutil.copy(self.path("bench/results/cpu.json"), self.path("out/quick.json"))
+    shutil.copy(self.path("dev/bench/results/cpu.json"), self.path("out/quick.json"))
     self.assertEqual(fill(), "filled: speed, ask, far, session\n")
-    self.assertFalse(os.path.exists(self.path("bench/results/gpu.json")))  # a quick one is not kept
+    self.assertFalse(os.path.exists(self.path("dev/bench/results/gpu.json")))  # a quick one is not kept
     os.rename(self.path("out/quick.json"), self.path("out/gpu.json"))
     fill()
-    self.assertEqual(self.json_of("bench/results/gpu.json"), self.result())
+    self.assertEqual(self.json_of("dev/bench/results/gpu.json"), self.result())
     with open(self.path("README.md"), encoding="utf-8") as file:
       speed, ask, far, session, peers = re.findall(r"_gpu -->\n(.*?)\n<!-- /table", file.read(), re.DOTALL)
     self.assertIn("| lssar | 10,240 |", speed)
@@ -96,7 +96,7 @@ class Tables(ScriptTest):
   def test_a_quick_measurement_does_not_replace_the_kept_one(self):
     paths = [self.write(name + ".json", json.dumps(part)) for name, part in self.parts.items()]
     self.table("--collect", "--out", self.path("quick.json"), *paths)
-    self.assertFalse(os.path.exists(self.path("bench")))
+    self.assertFalse(os.path.exists(self.path("dev/bench")))
     self.assertEqual(self.table("--brief", self.path("quick.json")), "softmax 20,480 tokens/s, lssar 10,240 tokens/s\n")
     done = subprocess.run(["make", "-n", "bench", "QUICK=1", "BACKEND=cpu"], cwd=ROOT, capture_output=True, text=True)
     self.assertIn("--collect --out build/cpu/quick.json build/cpu/kernels.json", done.stdout)
@@ -126,17 +126,17 @@ class Tables(ScriptTest):
 
   def test_the_readme_is_filled(self):
     self.collect()
-    self.table("bench/results/missing.json", code=2)
-    self.assert_error("bench/results/missing.json")
-    self.table(self.path("bench/results/cpu.json"))
+    self.table("dev/bench/results/missing.json", code=2)
+    self.assert_error("dev/bench/results/missing.json")
+    self.table(self.path("dev/bench/results/cpu.json"))
     text = self.text_of("README.md")
     self.assertRegex(text, r"(?s)^before\n<!-- table:speed_cpu -->\n.*<!-- /table -->\nafter\n$")
     for line in ("| softmax | 20,480 | 100.0% |", "| matmul | 51 | 97.5 | 99.5% |", "| all others | 2 | 0.5 | 0.5% |",
                  "| softmax, D 32 | 2 / 3 |", "2 threads, commit abc1234", "the measured 0.4 TFLOP/s"):
       self.assertIn(line, text)
     self.assertNotIn("old", text)
-    shutil.move(self.path("bench/results/cpu.json"), self.path("bench/results/gpu.json"))
-    self.table(self.path("bench/results/gpu.json"), code=2)
+    shutil.move(self.path("dev/bench/results/cpu.json"), self.path("dev/bench/results/gpu.json"))
+    self.table(self.path("dev/bench/results/gpu.json"), code=2)
     self.assert_error("no block <!-- table:speed_gpu -->")
 
   def test_answers_of_runs_are_means_over_seeds(self):
@@ -162,7 +162,7 @@ class Tables(ScriptTest):
     new = copy.deepcopy(self.result())
     new["kernels"][0]["s"] = 0.5e-3
     new["steps"][0]["ms"] = 101
-    text = self.table("--compare", self.path("bench/results/cpu.json"), self.write("new.json", json.dumps(new)))
+    text = self.table("--compare", self.path("dev/bench/results/cpu.json"), self.write("new.json", json.dumps(new)))
     self.assertIn("| mlp forward | 1 | 0.5 | 0.50 |", text)
     self.assertNotIn("step, softmax", text)  # 1% is too little for a line
     self.assertIn("softmax 20,480 tokens/s, lssar 10,240 tokens/s", self.table("--brief", self.path("new.json")))
@@ -207,10 +207,10 @@ class Tables(ScriptTest):
 
 
 class Floors(ScriptTest):
-  """bench/floors.py, and what the documents quote of it."""
+  """dev/bench/floors.py, and what the documents quote of it."""
 
   def floors(self, *args):
-    text = self.run_script(os.path.join(ROOT, "bench/floors.py"), *args)
+    text = self.run_script(os.path.join(ROOT, "dev/bench/floors.py"), *args)
     rows = [line.split(" | ") for line in text.splitlines() if re.search(r" \| [\d.]+ \|$", line)]
     ms = [float(row[-1].strip(" |")) for row in rows]
     totals = [int(n) for n in re.findall(r": (\d+) ms, ", text)]
@@ -224,9 +224,9 @@ class Floors(ScriptTest):
   def test_the_documents_quote_it(self):
     text, _, (_, _, softmax) = self.floors()
     lssar = self.floors("--kind", "lssar")[2][2]
-    self.assertIn(f"<!-- table:floors -->\n{text}<!-- /table -->", self.text_of(ROOT, "bench/LOG.md"),
-                  "python3 bench/floors.py | python3 scripts/readme_tables.py floors -")
-    self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR", self.text_of(ROOT, "bench/README.md"))
+    self.assertIn(f"<!-- table:floors -->\n{text}<!-- /table -->", self.text_of(ROOT, "dev/bench/LOG.md"),
+                  "python3 dev/bench/floors.py | python3 scripts/readme_tables.py floors -")
+    self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR", self.text_of(ROOT, "dev/bench/README.md"))
 
   def test_lssar_and_other_sizes(self):
     _, softmax, _ = self.floors()

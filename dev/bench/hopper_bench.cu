@@ -2,7 +2,7 @@
 // results the same bits? A row of bench.h's trials for each change, head size and length. bf16, 16K tokens and 1536
 // channels in all; on the CPU a small shape, of which only the bits are compared.
 //   build/BACKEND/bench_hopper [T,...]
-#include "bench/bench.h"
+#include "dev/bench/bench.h"
 
 #include "attention/bias.cuh"
 #include "attention/hopper/kernels.cuh"

@@ -6,7 +6,7 @@
 // On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two
 // heads. Medians of repeated runs on random data. On Hopper also the backward while another kernel holds as many
 // multiprocessors as collectives do, with the whole grid and with that many left free.
-#include "bench/bench.h"
+#include "dev/bench/bench.h"
 #include "ranks/comm.h"
 
 static Json rows = Json::array();

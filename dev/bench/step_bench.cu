@@ -9,7 +9,7 @@
 #include <chrono>
 #include <memory>
 
-#include "bench/bench.h"
+#include "dev/bench/bench.h"
 #include "train_gpt2.h"
 
 static double now() {

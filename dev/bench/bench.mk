@@ -1,5 +1,5 @@
 # Benchmarks: docs in README.md of this folder.
-# QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute; bench/results/ stays as it is.
+# QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute; dev/bench/results/ stays as it is.
 QUICK_cpu_attention := softmax,lssar 64 128
 QUICK_cpu_step := --variants softmax,lssar
 QUICK_cuda_attention := softmax,lssar 64 1024,4096

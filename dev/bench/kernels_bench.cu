@@ -6,7 +6,7 @@
 //                               [--workspaces A,B] [FILTER]...
 // FILTER: only lines whose names hold one of them. --workspaces: only the matrix products, with A and with B MiB of
 // workspace for cuBLASLt in turns.
-#include "bench/bench.h"
+#include "dev/bench/bench.h"
 
 #include "attention/gate.cuh"
 #include "attention/prepare.cuh"
