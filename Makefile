@@ -159,7 +159,8 @@ $(BUILD)/built_for.inc: FORCE
 	@mkdir -p $(@D); { echo '#define BUILT_FOR "$(BUILT_FOR)"'; \
 	  echo '#define NEEDED $(foreach name,$(FEATURES),NEEDS("$(name)"))'; } $(IF_NEW)
 # A change of measured figures and documents alone does not make the program another one.
-DIRTY = git diff --quiet HEAD -- ':!dev/bench/results' ':!docs/results' ':!*.md' ':!*.png' 2>/dev/null; [ $$? = 1 ] && echo -dirty
+DIRTY = git diff --quiet HEAD -- ':!dev/bench/results' ':!docs/results' ':!*.md' ':!*.png' 2>/dev/null; \
+  [ $$? = 1 ] && echo -dirty
 COMMIT ?= $(shell git describe --always 2>/dev/null || echo unknown)$(shell $(DIRTY))
 $(BUILD)/version.h: FORCE
 	@mkdir -p $(@D); echo '#define PLUSGPT_VERSION "$(COMMIT)"' $(IF_NEW)

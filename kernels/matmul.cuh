@@ -67,7 +67,8 @@ void matmul_release(cudaStream_t stream);
 
 // For measurements: from now on a product may use this many bytes of memory beside its arrays, MATMUL_WORKSPACE by
 // default. All choices are forgotten, so that they are made anew. Without effect on the CPU.
-// On an H200, 256 MiB make no gradient of GPT-2 124M's weights surely faster and that of qkv 8% slower (dev/bench/LOG.md).
+// On an H200, 256 MiB make no gradient of GPT-2 124M's weights surely faster and that of qkv 8% slower
+// (dev/bench/LOG.md).
 inline constexpr size_t MATMUL_WORKSPACE = size_t(32) << 20;
 void matmul_workspace(size_t bytes);
 

@@ -68,7 +68,7 @@ failed_suites=()
 cuda_subset() {
   make cuda-subset || return 1
   echo "[==========] 1 test from the CUDA build ran"
-  "$python" scripts/kernel_table.py build/cuda && echo "[  PASSED  ] 1 test"
+  "$python" dev/kernel_table.py build/cuda && echo "[  PASSED  ] 1 test"
 }
 
 phase "install what is missing"

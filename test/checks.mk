@@ -83,4 +83,4 @@ check-full: train                  ## everything, the long sanitizer runs, fuzzi
 	  bash -c '. scripts/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'
 	@$(MAKE) fuzz FUZZ_SECONDS=300
 	@[ -z "$(HAVE_NVCC)" ] || \
-	  { FULL=1 $(MAKE) cuda-subset && python3 scripts/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
+	  { FULL=1 $(MAKE) cuda-subset && python3 dev/kernel_table.py && FULL=1 $(MAKE) check-ptx; }

@@ -28,7 +28,7 @@ PAGES = [os.path.relpath(path, ROOT) for folder in FOLDERS
          for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.md")))]
 COMMAND = re.compile(r"(\./train|python3|bash|make|mpirun|torchrun|srun|sbatch|curl|kill|git|build/\S+)( |$)")
 ELSEWHERE = ("bash scripts/quickstart.sh", "bash scripts/test.sh", "bash scripts/install_deps.sh", "make",
-             "kill", "bash scripts/newton.sh")  # scripts/trial.sh, test_signals.py, test_newton.py
+             "kill", "bash scripts/newton.sh")  # dev/trial.sh, test_signals.py, test_newton.py
 
 
 def text_of(page):
@@ -78,7 +78,7 @@ class Pages(unittest.TestCase):
 
   def test_prose_is_wrapped(self):
     for page in PAGES:
-      text = re.sub(r"<!-- table:.*?<!-- /table -->", "", text_of(page), flags=re.DOTALL)  # scripts/readme_tables.py
+      text = re.sub(r"<!-- table:.*?<!-- /table -->", "", text_of(page), flags=re.DOTALL)  # dev/readme_tables.py
       with self.subTest(page=page):
         self.assertEqual(re.findall(r"^(?!\||    |#).{121,}", text, re.MULTILINE), [])
 

@@ -1,5 +1,5 @@
 // What the benchmark programs share: random device arrays, timing, the machine's ceilings, the work that attention must
-// do, and the JSON that scripts/bench_table.py reads.
+// do, and the JSON that dev/bench_table.py reads.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -57,7 +57,7 @@ script.main()
   def test_every_script_says_what_it_does(self):
     named = [name.removesuffix(".py") for name in os.listdir(SCRIPTS) if name.endswith(".py") and
              re.search(r"= (common\.)?ArgumentParser\(", self.text_of(SCRIPTS, name))]
-    self.assertIn("draw_kinds", named)
+    self.assertIn("compare", named)
     for name in named:
       done = subprocess.run([sys.executable, "-c", self.SHOW, name, "--help"], capture_output=True, text=True,
                             env={**os.environ, "PYTHONPATH": SCRIPTS, "COLUMNS": "200"}, timeout=60)

@@ -1,5 +1,5 @@
 // The memory plan: what it counts, the micro batch that it chooses on common cards, and what it offers if a run does
-// not fit. The cards are those of scripts/plan_tables.py.
+// not fit. The cards are those of dev/plan_tables.py.
 #include <gtest/gtest.h>
 
 #include "base/text.h"

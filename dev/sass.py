@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 
+from root import ROOT
 from common import stop
 
-CACHE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "disassembler")
+CACHE = os.path.join(ROOT, "build/disassembler")
 WHEELS = ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")  # versions newer than nvcc read its objects
 
 Instruction = collections.namedtuple("Instruction", "address guard name operands")  # name: the opcode with its suffixes

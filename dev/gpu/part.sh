@@ -1,7 +1,7 @@
-# Sourced by the parts of scripts/gpu_session.sh, which exports: out, the folder for results; work, an empty one for
+# Sourced by the parts of dev/gpu_session.sh, which exports: out, the folder for results; work, an empty one for
 # this part's own files; build, that of the full build; rehearse, not empty without a GPU; missing (needs.sh).
 # shellcheck shell=bash disable=SC2034  # the parts use these variables
-: "${out:?scripts/gpu_session.sh sets it}" "${work:?}" "${build:?}" "${rehearse?}" "${missing?}"
+: "${out:?dev/gpu_session.sh sets it}" "${work:?}" "${build:?}" "${rehearse?}" "${missing?}"
 
 # A build with one head size, for one GPU. Each part adds the kinds of attention that it needs: with one of them the
 # trainer takes 170 s of a core, with PTX, which a GPU that nvcc knows does not need, 220.

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs everything that needs a GPU, in parts of under nine minutes each (scripts/gpu/PART.sh): tests and bench together
+# Runs everything that needs a GPU, in parts of under nine minutes each (dev/gpu/PART.sh): tests and bench together
 # take less than that, each other part about as much. Later parts use what earlier parts have built.
 #
-#   [OUT=gpu_out] [COMMIT=abc123] bash scripts/gpu_session.sh [--train GLOB --val GLOB] [--tokens 26214400] PART...
-#   bash scripts/gpu_session.sh --rehearse PART...     the same, small, with the CPU build: does everything run? Into
-#                                                      gpu_rehearsal, or OUT
+#   [OUT=gpu_out] [COMMIT=abc123] bash dev/gpu_session.sh [--train GLOB --val GLOB] [--tokens 26214400] PART...
+#   bash dev/gpu_session.sh --rehearse PART...     the same, small, with the CPU build: does everything run? Into
+#                                                  gpu_rehearsal, or OUT
 #
 #   first      if there are only ten minutes: the trainer alone, ten steps of GPT-2 124M in bf16; then every kernel's
 #              tests, dry runs, make bench QUICK=1; an archive with all that a reader elsewhere needs to mend the code
@@ -13,7 +13,7 @@
 #   tests      builds for the GPU of this machine and runs every test program on it
 #   sanitize   small shapes of the kernels' tests under compute-sanitizer: memcheck, racecheck, synccheck
 #   bench      make bench, and its differences from the dev/bench/results/gpu.json of before
-#   peers      the same model and attention in PyTorch (scripts/bench_peers.py), beside ours
+#   peers      the same model and attention in PyTorch (dev/bench_peers.py), beside ours
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
 #              at 1K to 16K on those of --val (scripts/sweep.py)
 #
@@ -38,7 +38,7 @@ export train_shards='' val_shards='' rehearse='' tokens=26214400
 parts=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' scripts/gpu_session.sh; exit 0 ;;
+    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' dev/gpu_session.sh; exit 0 ;;
     --train | --val | --tokens)
       [ $# -gt 1 ] || stop "$1 needs a value"
       case "$1" in --train) train_shards=$2 ;; --val) val_shards=$2 ;; *) tokens=$2 ;; esac
@@ -88,7 +88,7 @@ if [ -f "$out/summary.md" ]; then
 fi
 exec 9> "$scratch/lock"
 flock -n 9 || stop "another session works in $scratch: wait until it ends, or give another SCRATCH"
-. scripts/gpu/needs.sh
+. dev/gpu/needs.sh
 
 # end_programs SIGNAL: those of the part that runs. They share a session of the system, whatever group they are in.
 session='' ended=''
@@ -108,7 +108,7 @@ for part in "${parts[@]}"; do
   rm -rf "$work"
   mkdir -p "$work"
   start=$SECONDS
-  setsid timeout -k 10 535 bash -uo pipefail "scripts/gpu/$part.sh" > >(tee "$out/$part.log") 2>&1 9>&- &
+  setsid timeout -k 10 535 bash -uo pipefail "dev/gpu/$part.sh" > >(tee "$out/$part.log") 2>&1 9>&- &
   session=$!
   wait "$session"
   status=$?

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds for this GPU and runs every test program.
-. scripts/gpu/part.sh
+. dev/gpu/part.sh
 need gtest
 make BUILD="$build" tests train || { note "the build failed"; exit 1; }
 make BUILD="$build" test 2>&1 | tee "$work/log"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Small shapes of the kernels' tests under compute-sanitizer. A tool that the device or the driver refuses has found
 # nothing: its log has no SUMMARY line.
-. scripts/gpu/part.sh
+. dev/gpu/part.sh
 need compute-sanitizer
 need gtest
 make BUILD="$build" "$build"/test_{portability,kernels,attention,hopper,prepare,gate} ||

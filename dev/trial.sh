@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Tries HEAD on fresh systems with nothing installed: both commands of the README, and a table of their results.
 #
-#   bash scripts/trial.sh                         every system, quickstart and test
-#   bash scripts/trial.sh trixie noble test       these systems, this command
-#   bash scripts/trial.sh --user ...              as a user who is not root, with the packages there
+#   bash dev/trial.sh                         every system, quickstart and test
+#   bash dev/trial.sh trixie noble test       these systems, this command
+#   bash dev/trial.sh --user ...              as a user who is not root, with the packages there
 #
 # Systems: bookworm and trixie (Debian 12, 13), jammy and noble (Ubuntu 22.04, 24.04). debootstrap makes each in a
 # temporary folder, removed at the end; one whose archive is out of reach is skipped. Ubuntu's wants its keyring

@@ -2,7 +2,7 @@
 # The questions that only a GPU can answer before more is built: each a kernel or a product as it is beside the same
 # with one change, measured in turns. One table, question -> prediction -> answer; dev/bench/hopper_bench.cu and
 # bench_kernels --workspaces say what is measured. Then, where there is ncu, which unit limits each kernel of a step.
-. scripts/gpu/part.sh
+. dev/gpu/part.sh
 failed=0
 programs=(kernels)
 if has_hopper; then programs+=(hopper); else note "no Hopper GPU: its kernels' questions are left out"; fi

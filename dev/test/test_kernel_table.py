@@ -1,10 +1,10 @@
-"""scripts/kernel_table.py on machine code written here: a stand-in for cuobjdump prints the "objects", which are text.
+"""dev/kernel_table.py on machine code written here: a stand-in for cuobjdump prints the "objects", which are text.
 Standard library only.
 """
 import os
 import shutil
 
-from support.scripts import SCRIPTS, ScriptTest
+from support.scripts import ROOT, SCRIPTS, ScriptTest
 
 FORWARD = """STL [R1], R2
 SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR14], R6 ; // 10: a step
@@ -60,10 +60,11 @@ POLICY = "kernel<Softmax<FastMaths>, "
 class KernelTable(ScriptTest):
   def setUp(self):
     super().setUp()
-    for folder in ("scripts", "bin", "pip", "cuda"):
+    for folder in ("dev", "bin", "pip", "cuda"):
       os.mkdir(self.path(folder))
-    for name in ("kernel_table.py", "sass.py", "common.py", "tables.py"):
-      shutil.copy(os.path.join(SCRIPTS, name), self.path("scripts"))
+    for name in ("kernel_table.py", "root.py", "sass.py"):
+      shutil.copy(os.path.join(ROOT, "dev", name), self.path("dev"))
+    os.symlink(SCRIPTS, self.path("scripts"))
     self.tool("bin/cuobjdump")
     code = {"attention_forward_hopper_" + POLICY + "HopperTile<64, HopperSize{128, 8}, 1, 0, false> >": FORWARD,
             "attention_forward_hopper_" + POLICY + "Window, HopperTile<64, HopperSize{128, 8}, 1, 0, false> >": FORWARD,
@@ -83,7 +84,7 @@ class KernelTable(ScriptTest):
 
   def table(self, *args, code=0, tool="bin"):
     path = os.pathsep.join([self.path(tool), "/usr/bin", "/bin"])
-    return self.run_script(self.path("scripts/kernel_table.py"), *args, code=code, env={
+    return self.run_script(self.path("dev/kernel_table.py"), *args, code=code, env={
         "PATH": path, "CUDA_HOME": self.path("nothing"), "PYTHONPATH": self.path("pip")})
 
   def test_steps_of_inner_loops(self):

@@ -1,10 +1,9 @@
-"""scripts/trial.sh, as far as it goes with a stand-in for a system. Standard library only."""
+"""dev/trial.sh, as far as it goes with a stand-in for a system. Standard library only."""
 import os
 import shutil
 import subprocess
 
-from support.scripts import SCRIPTS
-from support.workspace import Folder
+from support.workspace import ROOT, Folder
 
 
 class Trial(Folder):
@@ -16,8 +15,8 @@ class Trial(Folder):
       os.chmod(self.path(name), 0o755)
     os.makedirs(self.path("tmp"), exist_ok=True)
     env = {**os.environ, "PATH": self.path() + ":" + os.environ["PATH"], "TMPDIR": self.path("tmp")}
-    os.makedirs(self.path("scripts"), exist_ok=True)  # its logs are beside it
-    script = shutil.copy(os.path.join(SCRIPTS, "trial.sh"), self.path("scripts"))
+    os.makedirs(self.path("dev"), exist_ok=True)  # its logs are beside it
+    script = shutil.copy(os.path.join(ROOT, "dev/trial.sh"), self.path("dev"))
     return subprocess.run(["bash", script, *args], text=True, capture_output=True, env=env)
 
   def test_what_is_out_of_reach_is_skipped_and_nothing_stays(self):

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Fills the tables of the documents (PAGES below) from measured files, so that no number in them is typed by hand.
 
-    python3 scripts/readme_tables.py quickstart docs/results/quickstart_cpu.json    mean and range over the seeds
-    python3 scripts/readme_tables.py answers runs/a runs/b ...                 losses by context, diagnostics, passkey,
-                                                                               means over seeds; passkey: the same
-    python3 scripts/readme_tables.py length dev/bench/results/length_cpu.json      what sweep.py --results wrote
-    python3 scripts/readme_tables.py variants dev/bench/results/length_long_cpu.json    the losses beside each variant
-    python3 scripts/readme_tables.py gpu gpu_out                               all that gpu_session.sh has measured; its
-                                                                               .json go to dev/bench/results/
-    python3 scripts/readme_tables.py plans ./train             plan_tables.py's, of memory on a GPU
-    COMMAND | python3 scripts/readme_tables.py torch -                         any Markdown, from standard input
+    python3 dev/readme_tables.py quickstart docs/results/quickstart_cpu.json   mean and range over the seeds
+    python3 dev/readme_tables.py answers runs/a runs/b ...                  losses by context, diagnostics, passkey,
+                                                                            means over seeds; passkey: the same
+    python3 dev/readme_tables.py length dev/bench/results/length_cpu.json   what sweep.py --results wrote
+    python3 dev/readme_tables.py variants dev/bench/results/length_long_cpu.json    the losses beside each variant
+    python3 dev/readme_tables.py gpu gpu_out                                all that gpu_session.sh has measured; its
+                                                                            .json go to dev/bench/results/
+    python3 dev/readme_tables.py plans ./train                              plan_tables.py's, of memory on a GPU
+    COMMAND | python3 dev/readme_tables.py torch -                          any Markdown, from standard input
 
 A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. bench_table.py writes those of speed.
 """
@@ -20,6 +20,7 @@ import shutil
 import statistics
 import sys
 
+from root import ROOT
 import bench_table
 import expected
 import metrics
@@ -29,8 +30,8 @@ import results
 import section_sweep
 from common import read_json, run as run_main, stop
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-PAGES = ("README.md", "dev/bench/README.md", "dev/bench/TORCH.md", "dev/bench/LOG.md", "docs/gpu.md", "docs/results/*.md")
+PAGES = ("README.md", "dev/bench/README.md", "dev/bench/TORCH.md", "dev/bench/LOG.md", "docs/gpu.md",
+         "docs/results/*.md")
 
 
 def replace_block(name, content):

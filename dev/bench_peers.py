@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measures GPT-2 124M and its attention in PyTorch, as its users write them, beside ours: speed and memory on one GPU.
 
-    python3 scripts/bench_peers.py [--ours build/cuda | FILE.json] [--out FILE] [--minutes 8] [--only LSSAR]
-    python3 scripts/bench_peers.py --cpu [--out FILE]      steps of two small models beside PyTorch's, on this CPU, on
-                                                           the quick start's text (after scripts/quickstart.sh)
-    python3 scripts/bench_peers.py --tiny --out FILE       runs everything once on the CPU, very small
+    python3 dev/bench_peers.py [--ours build/cuda | FILE.json] [--out FILE] [--minutes 8] [--only LSSAR]
+    python3 dev/bench_peers.py --cpu [--out FILE]      steps of two small models beside PyTorch's, on this CPU, on
+                                                       the quick start's text (after scripts/quickstart.sh)
+    python3 dev/bench_peers.py --tiny --out FILE       runs everything once on the CPU, very small
 
 Needs PyTorch. dev/bench/README.md says what is measured, and has the tables.
 """
@@ -25,6 +25,7 @@ import warnings
 from collections import namedtuple
 from types import SimpleNamespace
 
+import root  # noqa: F401: the path of the next ones
 import bench_table
 import common
 
@@ -423,14 +424,14 @@ def main():
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     measured = {model.name: in_turns(machine, model) for model in CPU_MODELS}
     start = measured[CPU_MODELS[0].name][0]
-    result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name,
+    result = {"command": " ".join(["dev/bench_peers.py"] + sys.argv[1:]), "device": machine.name,
               "threads": torch.get_num_threads(), "torch": torch.__version__, "commit": start["commit"],
               "products": start["versions"]["products"],
               "step_ms": {name: rows for name, (_, rows) in measured.items()}}
     bench_table.write(arguments.out, result)
     print(bench_table.cpu_peers(result), f"\n\nwritten to {arguments.out}")
     return
-  result = {"command": " ".join(["scripts/bench_peers.py"] + sys.argv[1:]), "device": machine.name,
+  result = {"command": " ".join(["dev/bench_peers.py"] + sys.argv[1:]), "device": machine.name,
             "driver": "" if arguments.tiny else bench_table.driver(), "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(), "model": size.name,
             "ours": ours(arguments.ours, machine), "steps": [], "attention": []}

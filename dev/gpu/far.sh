@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The last rows of 131,072 keys, of every kind and family, against float64 (test/attention/far_test.cu).
-. scripts/gpu/part.sh
+. dev/gpu/part.sh
 need gtest
 make "${quick[@]}" "$quick_build/test_far" || { note "the build failed"; exit 1; }
 [ -n "$rehearse" ] || export FULL=1

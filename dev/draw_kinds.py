@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the weights of each kind of attention for the same queries and keys: attention/kinds.png.
 
-    python3 scripts/draw_kinds.py [--out FILE.png] [my_score.cuh...]
+    python3 dev/draw_kinds.py [--out FILE.png] [my_score.cuh...]
 
 Kinds that are files (attention/score.h) are drawn beside them, by their formulas in PyTorch. Keys are random directions
 that repeat every 17 positions, so each query agrees with a few keys; kinds with a length scale see unit vectors times
@@ -10,6 +10,7 @@ ln D ln i, the others sqrt D times the cosine. Needs numpy, matplotlib and PyTor
 import os
 from types import SimpleNamespace
 
+from root import ROOT
 import common
 
 try:
@@ -55,14 +56,14 @@ def weights(files):
 
 def main():
   parser = common.ArgumentParser(description=__doc__.split("\n")[0])
-  default = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../attention/kinds.png")
+  default = os.path.join(ROOT, "attention/kinds.png")
   parser.add_argument("files", nargs="*", metavar="my_score.cuh")
   parser.add_argument("--out", metavar="FILE.png", help="[attention/kinds.png; with files kinds.png]")
   arguments = parser.parse_args()
   import matplotlib
   matplotlib.use("Agg")
   from matplotlib import pyplot
-  out = arguments.out or ("kinds.png" if arguments.files else os.path.normpath(default))
+  out = arguments.out or ("kinds.png" if arguments.files else default)
   kinds = weights(arguments.files)
   columns = 3
   rows = -(-(len(kinds) + 1) // columns)

@@ -5,7 +5,7 @@
 # machine, the choices of cuBLASLt. FIRST_TESTS names other test programs to run after test_hopper; FIRST_SECONDS (520)
 # and TEST_SECONDS (90) are the limits of all and of one test program.
 # shellcheck disable=SC2317,SC2086  # steps call functions by name; lists of words
-. scripts/gpu/part.sh
+. dev/gpu/part.sh
 logs=$work/logs
 mkdir -p "$logs"
 failed=0
@@ -129,7 +129,7 @@ built() {
 }
 brief() {
   cp "$quick_build/quick.json" "$out"
-  python3 scripts/bench_table.py --brief "$out/quick.json"
+  python3 dev/bench_table.py --brief "$out/quick.json"
 }
 losses_and_speed() {
   cp "$metrics" "$logs/metrics_$variant.jsonl"

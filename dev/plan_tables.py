@@ -5,10 +5,11 @@ import os
 import re
 import subprocess
 
+from root import ROOT
 from common import stop
 from tables import markdown
 
-CONFIGS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "configs")
+CONFIGS = os.path.join(ROOT, "configs")
 # GiB in all, as CUDA reports them: RTX 4060, RTX 3060, RTX 4090; L40S and RTX 6000 Ada, whose ECC takes some.
 CARDS = {"8 GB": 7.6, "12 GB": 11.7, "24 GB": 23.6, "48 GB": 44.4}
 RECOMPUTE = {"": "", ", `block`": " train.recompute=block"}

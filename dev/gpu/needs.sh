@@ -1,4 +1,4 @@
-# Sourced by scripts/gpu_session.sh before the first part: looks for what the parts need and writes $out/needs.md, a
+# Sourced by dev/gpu_session.sh before the first part: looks for what the parts need and writes $out/needs.md, a
 # table of what is missing, what installs it and what is left out without it; stops where nothing can be built. Exports
 # `missing`, which part.sh's has() reads, torch_python, and CPPFLAGS and LDFLAGS with the folders of DEPS and of
 # Python's packages.

@@ -2,12 +2,12 @@
 """Prints ptxas's report on every kernel of the CUDA build, as a Markdown table; exit 1 if a kernel spills registers,
 or if ptxas made a kernel's asynchronous products (wgmma) wait for each other.
 
-    python3 scripts/kernel_table.py [FOLDER] [--arch 80] [--sass]        FOLDER: build/cuda
-    python3 scripts/kernel_table.py --count [FOLDER or OBJECT] [--only "softmax, D 64"]
+    python3 dev/kernel_table.py [FOLDER] [--arch 80] [--sass]        FOLDER: build/cuda
+    python3 dev/kernel_table.py --count [FOLDER or OBJECT] [--only "softmax, D 64"]
 
-dev/bench/README.md says what the columns are. --sass counts some instructions of each kernel, by cuobjdump, and fails if a
-kernel for Hopper lacks one of its own; --count prints another table, of the inner loops of attention, from machine code
-alone. Without cuobjdump, pip fetches it into build/.
+dev/bench/README.md says what the columns are. --sass counts some instructions of each kernel, by cuobjdump, and fails
+if a kernel for Hopper lacks one of its own; --count prints another table, of the inner loops of attention, from machine
+code alone. Without cuobjdump, pip fetches it into build/.
 """
 import collections
 import os
@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 
+import root  # noqa: F401: the path of the next ones
 import sass
 import tables
 from common import ArgumentParser, run as run_main, stop

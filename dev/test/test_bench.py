@@ -1,4 +1,4 @@
-"""The scripts around the benchmarks: bench_table.py, bench_peers.py if there is PyTorch, gpu_session.sh with stand-ins
+"""The tools around the benchmarks: bench_table.py, bench_peers.py if there is PyTorch, gpu_session.sh with stand-ins
 for a GPU's programs. PYTHON_TORCH names a Python with PyTorch. Standard library only.
 """
 import copy
@@ -13,10 +13,10 @@ import tarfile
 import time
 
 from scripts.test_report import lines
-from support.scripts import SCRIPTS, ScriptTest
+from support.scripts import ROOT, SCRIPTS, ScriptTest
 from support.workspace import TRAIN
 
-ROOT = os.path.join(SCRIPTS, "..")
+DEV = os.path.join(ROOT, "dev")
 STEP = {"config": "configs/x.json", "variant": "softmax", "precision": "fp32", "micro": 16, "context": 128,
         "tokens": 2048, "flops_per_token": 5e6,
         "ms": 100, "ms_least": 90, "ms_most": 120, "tokens_per_s": 20480, "mfu": 0.25,
@@ -35,11 +35,12 @@ HEAD = {"device": "CPU", "gpu": False, "processors": 2, "commit": "abc1234", "co
 
 
 class Tables(ScriptTest):
-  """In a copy of scripts/, because results and README.md are found relative to it."""
+  """In a copy of dev/ and scripts/, because results and README.md are found relative to it."""
 
   def setUp(self):
     super().setUp()
     shutil.copytree(SCRIPTS, self.path("scripts"))
+    shutil.copytree(DEV, self.path("dev"), ignore=shutil.ignore_patterns("bench", "ptx", "test"))
     self.write("README.md", "before\n<!-- table:speed_cpu -->\nold\n<!-- /table -->\nafter\n")
     softmax, lssar = dict(STEP), {**STEP, "variant": "lssar", "tokens_per_s": 10240}
     self.parts = {"kernels": {**HEAD, "kernels": [KERNEL]}, "attention": {**HEAD, "attention": [ATTENTION]},
@@ -48,11 +49,11 @@ class Tables(ScriptTest):
   def test_a_processor_that_has_no_name(self):
     code = ("import io, bench_table; bench_table.open = lambda *_, **__: io.StringIO('CPU part : 0xd4f')\n"
             "print(bench_table.processor())")
-    done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPTS, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=DEV, capture_output=True, text=True)
     self.assertEqual(done.stdout.strip(), os.uname().machine, done.stderr)
 
   def table(self, *args, code=0):
-    return self.run_script(self.path("scripts/bench_table.py"), *args, code=code)
+    return self.run_script(self.path("dev/bench_table.py"), *args, code=code)
 
   def collect(self, code=0):
     paths = [self.write(name + ".json", json.dumps(part)) for name, part in self.parts.items()]
@@ -76,7 +77,7 @@ class Tables(ScriptTest):
     self.write("README.md", "".join(f"<!-- table:{name}_gpu -->\nold\n<!-- /table -->\n"
                                     for name in ("speed", "ask", "far", "session", "peers")))
     os.mkdir(self.out)
-    fill = lambda code=0: self.run_script(self.path("scripts/readme_tables.py"), "gpu", self.out, code=code)
+    fill = lambda code=0: self.run_script(self.path("dev/readme_tables.py"), "gpu", self.out, code=code)
     self.write("out/summary.md", "A REHEARSAL with build/cpu")
     fill(code=2)
     self.assert_error("has no results of a GPU")
@@ -149,12 +150,12 @@ class Tables(ScriptTest):
       os.mkdir(self.path(f"run_{seed}"))
       self.write(f"run_{seed}/metrics.jsonl", "\n".join(map(json.dumps, [lines(seed=seed)[0], suffix, key])))
     self.write("README.md", "<!-- table:answers -->\nold\n<!-- /table -->\n")
-    self.run_script(self.path("scripts/readme_tables.py"), "answers", self.path("run_1"), self.path("run_2"))
+    self.run_script(self.path("dev/readme_tables.py"), "answers", self.path("run_1"), self.path("run_2"))
     self.assertEqual(self.text_of("README.md").splitlines()[1:4], [
         "| run | context 32 | passkey at 16 |", "|---|---|---|", "| run_* (2 seeds) | 1.500 ± 3.177 | 75.0% |"])
     os.mkdir(self.path("asked"))
     self.write("asked/metrics.jsonl", "\n".join(map(json.dumps, [lines()[0], key])))
-    self.run_script(self.path("scripts/readme_tables.py"), "answers", self.path("asked"))
+    self.run_script(self.path("dev/readme_tables.py"), "answers", self.path("asked"))
     self.assertIn("\n8 steps, commit abc, CPU. ± is", self.text_of("README.md"))
 
   def test_what_has_changed(self):
@@ -225,8 +226,9 @@ class Floors(ScriptTest):
     text, _, (_, _, softmax) = self.floors()
     lssar = self.floors("--kind", "lssar")[2][2]
     self.assertIn(f"<!-- table:floors -->\n{text}<!-- /table -->", self.text_of(ROOT, "dev/bench/LOG.md"),
-                  "python3 dev/bench/floors.py | python3 scripts/readme_tables.py floors -")
-    self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR", self.text_of(ROOT, "dev/bench/README.md"))
+                  "python3 dev/bench/floors.py | python3 dev/readme_tables.py floors -")
+    self.assertIn(f"{softmax} K tokens/s for softmax and {lssar} K for LSSAR",
+                  self.text_of(ROOT, "dev/bench/README.md"))
 
   def test_lssar_and_other_sizes(self):
     _, softmax, _ = self.floors()
@@ -296,7 +298,7 @@ class Peers(ScriptTest):
     cls.is_recent = tuple(map(int, re.findall(r"\d+", cls.torch)[:2])) >= (2, 5)
 
   def run_peers(self, *args, code=0):
-    done = subprocess.run([self.python, os.path.join(SCRIPTS, "bench_peers.py"), *args], text=True,
+    done = subprocess.run([self.python, os.path.join(DEV, "bench_peers.py"), *args], text=True,
                           capture_output=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=300)
     self.assertEqual(done.returncode, code, done.stderr)
     self.assertNotIn("Traceback", done.stderr)
@@ -315,7 +317,7 @@ class Peers(ScriptTest):
         assert bench_peers.Machine(tiny, cpu).name == name != "", (tiny, cpu)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": SCRIPTS}, timeout=60)
+                          env={**os.environ, "PYTHONPATH": DEV}, timeout=60)
     self.assertEqual((done.returncode, done.stderr), (0, ""))
 
   def test_without_a_recent_pytorch(self):
@@ -380,7 +382,7 @@ class Peers(ScriptTest):
           bench_peers.flex_attention = whole
           print(max(((a - b).abs().max() / a.abs().max()).item() for a, b in zip(ours, theirs)))"""
     done = subprocess.run([self.python, "-c", code], text=True, capture_output=True,
-                          env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": SCRIPTS, "OMP_NUM_THREADS": "1"})
+                          env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": DEV, "OMP_NUM_THREADS": "1"})
     self.assertEqual(done.returncode, 0, done.stderr)
     errors = [float(line) for line in done.stdout.split()]
     self.assertEqual(len(errors), 8)
@@ -432,7 +434,7 @@ sys.exit(wrong is not None and wrong not in skipped and chosen in ("*", wrong))
     environment = {**os.environ, "PATH": self.path("bin") + ":" + os.environ["PATH"], "OUT": self.out,
                    "BUILD": self.path("build"), "SCRATCH": self.path("scratch"), "DEPS": self.path("deps"),
                    "CUDA_HOME": self.path("cuda"), "CXX": "c++", **environment}
-    done = subprocess.run(["bash", os.path.join(SCRIPTS, "gpu_session.sh"), *args], capture_output=True, text=True,
+    done = subprocess.run(["bash", os.path.join(DEV, "gpu_session.sh"), *args], capture_output=True, text=True,
                           env=environment, timeout=300)
     self.output, self.errors = done.stdout, done.stderr
     self.assertEqual(done.returncode, code, self.output + self.errors)
@@ -443,7 +445,7 @@ sys.exit(wrong is not None and wrong not in skipped and chosen in ("*", wrong))
     os.chmod(program, 0o755)
     environment = {**os.environ, "PATH": self.path("bin") + ":" + os.environ["PATH"], "OUT": self.out,
                    "BUILD": self.path("build"), "SCRATCH": self.path("scratch"), "DEPS": self.path("deps")}
-    command = ["bash", os.path.join(SCRIPTS, "gpu_session.sh"), "--rehearse", "far", "ask"]
+    command = ["bash", os.path.join(DEV, "gpu_session.sh"), "--rehearse", "far", "ask"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as session:
       while not os.path.exists(pid):
         self.assertIsNone(session.poll())

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Makes tables of what `make bench` and bench_peers.py have measured.
 
-    python3 scripts/bench_table.py --collect [--out FILE] build/cpu/kernels.json ...
-                                                                           joins what the benchmark programs wrote to
-                                                                           dev/bench/results/cpu.json, or gpu.json, or
-                                                                           FILE, and prints the summary
-    python3 scripts/bench_table.py --compare OLD.json NEW.json             figures that differ by 3% or more
-    python3 scripts/bench_table.py --brief dev/bench/results/gpu.json          tokens/s of the steps, in a line
-    python3 scripts/bench_table.py dev/bench/results/gpu.json                  fills the block speed_gpu of dev/bench/README.md
-    python3 scripts/bench_table.py dev/bench/results/peers_gpu.json            fills its block peers_gpu, and
-                                                                           front_gpu of README.md
-    python3 scripts/bench_table.py dev/bench/results/peers_cpu.json            fills its block peers_cpu
+    python3 dev/bench_table.py --collect [--out FILE] build/cpu/kernels.json ...
+                                                                     joins what the benchmark programs wrote to
+                                                                     dev/bench/results/cpu.json, or gpu.json, or
+                                                                     FILE, and prints the summary
+    python3 dev/bench_table.py --compare OLD.json NEW.json           figures that differ by 3% or more
+    python3 dev/bench_table.py --brief dev/bench/results/gpu.json    tokens/s of the steps, in a line
+    python3 dev/bench_table.py dev/bench/results/gpu.json            fills the block speed_gpu of dev/bench/README.md
+    python3 dev/bench_table.py dev/bench/results/peers_gpu.json      fills its block peers_gpu, and
+                                                                     front_gpu of README.md
+    python3 dev/bench_table.py dev/bench/results/peers_cpu.json      fills its block peers_cpu
 """
 import json
 import os
@@ -20,10 +20,11 @@ import statistics
 import subprocess
 import sys
 
+from root import ROOT
 import tables
 from common import read_json, run as run_main, stop
 
-RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "dev", "bench", "results")
+RESULTS = os.path.join(ROOT, "dev/bench/results")
 ATTENTION_PARTS = ("evaluation", "forward", "backward")
 
 
