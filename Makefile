@@ -4,9 +4,9 @@
 #   NCCL=0                  without NCCL (default if it is missing)    SAN=asan|tsan   sanitizer build (CPU only)
 #   ATTN="softmax lssar"    only these kinds of attention              HEAD_DIM=64     only kernels of these head sizes
 #   KINDS="my_score.cuh"    also the kinds of these files (attention/score.h)
-MAKEFLAGS += $(if $(filter 0,$(MAKELEVEL)),-j$(shell sh scripts/cores.sh)) --no-print-directory
+MAKEFLAGS += $(if $(filter 0,$(MAKELEVEL)),-j$(shell sh scripts/lib/cores.sh)) --no-print-directory
 all: train
-include scripts/toolchain.mk  # what this machine has: sets BACKEND, NVCC, ARCH, NCCL, HAVE_...
+include scripts/lib/toolchain.mk  # what this machine has: sets BACKEND, NVCC, ARCH, NCCL, HAVE_...
 BUILD := build/$(if $(filter ptx,$(BACKEND)),ptx-$(ARCH),$(BACKEND))$(addprefix -,$(SAN))
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
@@ -24,7 +24,7 @@ ifneq ($(filter-out $(SHIPPED),$(ATTN)),)
   $(error ATTN=$(filter-out $(SHIPPED),$(ATTN)) is unknown; choose from $(SHIPPED))
 endif
 # Kinds that are files, numbered behind the others; those of KINDS by name. What is wrong with them is said first.
-WRONG := $(if $(KINDS),$(shell bash scripts/kind_files.sh "$(SHIPPED)" '$(subst ','\'',$(KINDS))' 2>&1 >/dev/null))
+WRONG := $(if $(KINDS),$(shell bash scripts/lib/kind_files.sh "$(SHIPPED)" '$(subst ','\'',$(KINDS))' 2>&1 >/dev/null))
 $(if $(WRONG),$(error $(WRONG)))
 FILE_KINDS := $(shell printf '%s\n' $(basename $(notdir $(KINDS))) | awk '!seen[$$0]++')
 # What kernels/hopper.cuh serves is there on the CPU and on sm_90a; oneDNN multiplies on the CPU alone.
@@ -143,9 +143,9 @@ $(FILE_INSTANCES): $(BUILD)/attention/%.cu: Makefile FORCE
 $(FILE_INSTANCES:=.o): | $(BUILD)/attention/kinds.cpp.o  # which says what is wrong with a file
 $(BUILD)/attention/kinds.cpp.o: $(BUILD)/kinds.inc
 $(BUILD)/attention/kinds.cpp.o: private EXPLAIN = 2> $@.said; result=$$?; \
-  bash scripts/kind_files.sh --explain $@.said >&2; exit $$result
+  bash scripts/lib/kind_files.sh --explain $@.said >&2; exit $$result
 $(BUILD)/kinds.inc: FORCE
-	@mkdir -p $(@D); bash scripts/kind_files.sh "$(SHIPPED)" $(KINDS) $(IF_NEW)
+	@mkdir -p $(@D); bash scripts/lib/kind_files.sh "$(SHIPPED)" $(KINDS) $(IF_NEW)
 $(PRECOMPILED:=.gch): kernels/gpu.cuh $(BUILD)/flags
 	@echo '#include "$<"' > $(@:.gch=)
 	$(call SAY,compile,$@)$(HOST) -MMD -MP -MF $(@:.h.gch=.d) -x c++-header $(@:.gch=) -o $@
@@ -166,7 +166,7 @@ $(BUILD)/version.h: FORCE
 	@mkdir -p $(@D); echo '#define PLUSGPT_VERSION "$(COMMIT)"' $(IF_NEW)
 $(BUILD)/main.cpp.o $(patsubst %,$(BUILD)/dev/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
 # The text of a Python file, as a C++ string: checkpoints carry it, wherever the program runs.
-$(BUILD)/modeling_plusgpt.inc: scripts/modeling_plusgpt.py
+$(BUILD)/modeling_plusgpt.inc: scripts/lib/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@
 $(BUILD)/checkpoint/hugging_face.cpp.o: $(BUILD)/modeling_plusgpt.inc
 .DELETE_ON_ERROR:
@@ -183,4 +183,4 @@ include dev/bench/bench.mk
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile */*.mk | expand -t16; sed -n '1,6s/^# \?//p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile */*.mk */*/*.mk | expand -t16; sed -n '1,6s/^# \?//p' Makefile

@@ -4,7 +4,7 @@
 
 #include "attention/kind_file.h"
 
-// Made by make (scripts/kind_files.sh): includes the files, then names[], of all kinds, and list_of_files().
+// Made by make (scripts/lib/kind_files.sh): includes the files, then names[], of all kinds, and list_of_files().
 #include "kinds.inc"
 
 constinit const std::span<const char* const> kind_names = names;

@@ -48,8 +48,8 @@ std::string model_config_json(const Config& config);
 // computation with the same tensor shapes: transformers' GPT-2 has such settings, and so has ours.
 std::vector<std::string> model_differences(const std::string& folder, const ArrayFiles& weights, const Config& config);
 
-// The content of MODELLING_FILE in the folder: scripts/modeling_plusgpt.py as it was when the program was built, with
-// the formulas of kinds that are files; "" if transformers' own GPT-2 opens the model.
+// The content of MODELLING_FILE in the folder: scripts/lib/modeling_plusgpt.py as it was when the program was built,
+// with the formulas of kinds that are files; "" if transformers' own GPT-2 opens the model.
 inline constexpr const char* MODELLING_FILE = "modeling_plusgpt.py";
 std::string modelling_code(const Config& config);
 

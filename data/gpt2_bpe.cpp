@@ -130,7 +130,7 @@ Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir) {
 
 static std::string quoted(const std::string& token) { return shortened(json_quote(token)); }
 
-// As Python's zlib.crc32(): scripts/common.py computes it too.
+// As Python's zlib.crc32(): scripts/lib/common.py computes it too.
 void Gpt2Tokenizer::add_to_checksum(std::string_view line) {
   auto add = [&](unsigned char byte) {
     crc32_ = ~crc32_ ^ byte;

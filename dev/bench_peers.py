@@ -27,7 +27,7 @@ from types import SimpleNamespace
 
 import root  # noqa: F401: the path of the next ones
 import bench_table
-import common
+from lib import common
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS is refused where equal bits are asked for
 try:
@@ -39,8 +39,7 @@ try:
 except ImportError as error:
   common.stop(f"PyTorch 2.5 or later is needed ({error}); run this script with a Python that has it")
 
-import formula
-import metrics
+from lib import formula, metrics
 
 torch.utils.deterministic.fill_uninitialized_memory = False  # a check for NaN that costs time and changes no result
 Size = namedtuple("Size", "name layers heads channels context vocab micro tokens dims lengths attention_tokens "

@@ -21,8 +21,8 @@ import subprocess
 import sys
 
 from root import ROOT
-import tables
-from common import read_json, run as run_main, stop
+from lib import tables
+from lib.common import read_json, run as run_main, stop
 
 RESULTS = os.path.join(ROOT, "dev/bench/results")
 ATTENTION_PARTS = ("evaluation", "forward", "backward")

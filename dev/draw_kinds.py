@@ -11,7 +11,7 @@ import os
 from types import SimpleNamespace
 
 from root import ROOT
-import common
+from lib import common
 
 try:
   import numpy as np
@@ -19,8 +19,7 @@ try:
 except ImportError as error:
   common.stop(f"{error}; pip install torch numpy matplotlib")
 
-import drawing
-import formula
+from lib import drawing, formula
 
 T, D, SEED = 64, 32, 3
 

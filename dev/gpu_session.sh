@@ -27,7 +27,7 @@
 #   folders than build/cuda (build/cpu in a rehearsal) and build/gpu_session
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-. scripts/common.sh
+. scripts/lib/common.sh
 
 stop() {
   echo "gpu_session.sh: $1" >&2

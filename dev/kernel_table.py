@@ -17,8 +17,8 @@ import sys
 
 import root  # noqa: F401: the path of the next ones
 import sass
-import tables
-from common import ArgumentParser, run as run_main, stop
+from lib import tables
+from lib.common import ArgumentParser, run as run_main, stop
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

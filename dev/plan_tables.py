@@ -6,8 +6,8 @@ import re
 import subprocess
 
 from root import ROOT
-from common import stop
-from tables import markdown
+from lib.common import stop
+from lib.tables import markdown
 
 CONFIGS = os.path.join(ROOT, "configs")
 # GiB in all, as CUDA reports them: RTX 4060, RTX 3060, RTX 4090; L40S and RTX 6000 Ada, whose ECC takes some.

@@ -23,12 +23,11 @@ import sys
 from root import ROOT
 import bench_table
 import expected
-import metrics
+from lib import metrics
 import plan_tables
 import report
-import results
-import section_sweep
-from common import read_json, run as run_main, stop
+from lib import results, section_sweep
+from lib.common import read_json, run as run_main, stop
 
 PAGES = ("README.md", "dev/bench/README.md", "dev/bench/TORCH.md", "dev/bench/LOG.md", "docs/gpu.md",
          "docs/results/*.md")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from root import ROOT
-from common import stop
+from lib.common import stop
 
 CACHE = os.path.join(ROOT, "build/disassembler")
 WHEELS = ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")  # versions newer than nvcc read its objects

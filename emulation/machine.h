@@ -1,5 +1,5 @@
 // The memory and cores that this process may use: the machine's, or its container's (cgroup v1 or v2) if less.
-// Nothing else in the program asks for the number of cores; scripts/cores.sh is its likeness for make.
+// Nothing else in the program asks for the number of cores; scripts/lib/cores.sh is its likeness for make.
 #pragma once
 #include <stddef.h>
 #include <string>

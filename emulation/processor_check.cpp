@@ -9,7 +9,7 @@
 #endif
 
 // make writes this file. BUILT_FOR says what MARCH stands for; NEEDED is NEEDS("NAME") for each feature that
-// scripts/cpu_features.sh names.
+// scripts/lib/cpu_features.sh names.
 #include "built_for.inc"
 
 #if defined(__aarch64__)

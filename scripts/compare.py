@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 
-import common
+from lib import common
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"  # only files on this disk are opened
 PACKAGES = {"torch": "torch numpy", "transformers": "torch transformers numpy",
@@ -54,10 +54,10 @@ def main():
   arguments = parse_arguments()
   try:
     import torch
-    comparison = importlib.import_module("compare_" + arguments.command)
+    comparison = importlib.import_module("lib.compare_" + arguments.command)
   except ImportError as error:
     common.stop(f"{error}; pip install {PACKAGES[arguments.command]}")
-  import formula
+  from lib import formula
   for path in arguments.kinds:
     formula.add_file(path)
   torch.set_num_threads(1)  # the products are small: more threads wait for each other longer than they compute

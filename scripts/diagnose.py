@@ -8,9 +8,9 @@ shortest that all runs have (--length: another). Without --out the picture is RU
 """
 import argparse
 
-import sections
-from section_answers import DIAGNOSTICS, LEARNED
-from common import ArgumentParser, run
+from lib import sections
+from lib.section_answers import DIAGNOSTICS, LEARNED
+from lib.common import ArgumentParser, run
 
 
 def main():

@@ -16,8 +16,8 @@ import shutil
 import subprocess
 import time
 
-import shards
-from common import ArgumentParser, Failure, Progress, UserError, run
+from lib import shards
+from lib.common import ArgumentParser, Failure, Progress, UserError, run
 
 BASE_URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
 TRAIN_SHARDS = 103

@@ -12,11 +12,8 @@ import math
 import statistics
 import sys
 
-import metrics
-import results
-import section_sweep
-import tables
-from common import UserError, run as run_main
+from lib import metrics, results, section_sweep, tables
+from lib.common import UserError, run as run_main
 
 SEEDS = 4  # at least: the intervals of fewer hold nearly everything
 

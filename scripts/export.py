@@ -10,8 +10,8 @@ import glob
 import importlib
 import os
 
-import metrics
-from common import ArgumentParser, run as run_main, stop
+from lib import metrics
+from lib.common import ArgumentParser, run as run_main, stop
 
 
 def points(run):

@@ -16,18 +16,15 @@ import os
 import re
 from types import SimpleNamespace
 
-import common
-from common import UserError
+from lib import common
+from lib.common import UserError
 
 try:
   import numpy as np
 except ImportError as error:
   common.stop(f"{error}; use the Python that scripts/install_deps.sh installed it for (/usr/bin/python3)")
 
-import drawing
-import shards
-import tables
-import variants
+from lib import drawing, shards, tables, variants
 
 G = 39.4784176044  # AU^3 / (year^2 solar mass)
 CHUNK, SHARD = 500, 50000  # systems that are computed together; systems of a full shard, a multiple of that

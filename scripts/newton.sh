@@ -20,7 +20,7 @@ esac
 size=$1
 
 cd "$(dirname "$0")/.."
-. scripts/common.sh
+. scripts/lib/common.sh
 python=$(find_python)
 data=data/shards/newton
 [ -x train ] || { echo "newton.sh: there is no ./train; build it with make" >&2; exit 2; }

@@ -15,11 +15,10 @@ import random
 import re
 import string
 
-import sections
-import shards
-from section_answers import PASSKEY
-from common import ArgumentParser, Failure, UserError, encode, gpt2_vocabulary, run, whole_files
-from shards import NO_LABEL
+from lib import sections, shards
+from lib.section_answers import PASSKEY
+from lib.common import ArgumentParser, Failure, UserError, encode, gpt2_vocabulary, run, whole_files
+from lib.shards import NO_LABEL
 
 SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ",
              "There and back again. ")

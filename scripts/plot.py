@@ -10,11 +10,11 @@ compared with what. Without --out the picture is RUN/loss.png of the first run.
 import argparse
 import functools
 
-import sections
-from section_answers import TASKS
-from section_losses import CONTEXTS, LENGTHS, SETTINGS, UNITS
-from section_training import CURVES, SPEED, STABILITY, draw_losses
-from common import ArgumentParser, run as run_main
+from lib import sections
+from lib.section_answers import TASKS
+from lib.section_losses import CONTEXTS, LENGTHS, SETTINGS, UNITS
+from lib.section_training import CURVES, SPEED, STABILITY, draw_losses
+from lib.common import ArgumentParser, run as run_main
 
 
 def main():

@@ -21,8 +21,8 @@ import struct
 import urllib.error
 import urllib.request
 
-from common import ArgumentParser, Failure, UserError, decoded, encode, parse_json, run, whole_files
-from documents import kind_of, parquet_file, unpacked
+from lib.common import ArgumentParser, Failure, UserError, decoded, encode, parse_json, run, whole_files
+from lib.documents import kind_of, parquet_file, unpacked
 
 MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/benchmark_file.h
 HUB = "https://huggingface.co"

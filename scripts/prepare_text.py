@@ -24,11 +24,11 @@ import sys
 import tempfile
 import zlib
 
-import shards
-from common import (ArgumentParser, Failure, Progress, UserError, decoded, gpt2_vocabulary, parse_json, run,
-                    whole_files)
-from documents import MARKER, json_documents, kind_of, parquet_documents, unpacked, warn_of_another_format
-from shards import NO_LABEL
+from lib import shards
+from lib.common import (ArgumentParser, Failure, Progress, UserError, decoded, gpt2_vocabulary, parse_json, run,
+                        whole_files)
+from lib.documents import MARKER, json_documents, kind_of, parquet_documents, unpacked, warn_of_another_format
+from lib.shards import NO_LABEL
 
 BLOCK = 4 << 20
 

@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
 done
 
 cd "$(dirname "$0")/.."
-. scripts/common.sh
+. scripts/lib/common.sh
 shards=data/shards/quickstart
 
 # The newest checkpoint of a run.

@@ -18,18 +18,12 @@ import os
 import re
 import time
 
-import drawing
-import metrics
-import results
-import section_sweep
-import sections
-import tables
-import variants
-from common import ArgumentParser, UserError, check_output, output_folder, run as run_main
-from section_answers import DIAGNOSTICS, LEARNED, PASSKEY, TASKS, diagnostics_columns, passkey_columns, task_columns
-from section_losses import CONTEXTS, LENGTHS, SETTINGS
-from section_training import CURVES, DEVICE, SPEED, SPEEDS, STABILITY, cost, each, last
-from sections import Column, Section, Text, View, field, table
+from lib import drawing, metrics, results, section_sweep, sections, tables, variants
+from lib.common import ArgumentParser, UserError, check_output, output_folder, run as run_main
+from lib.section_answers import DIAGNOSTICS, LEARNED, PASSKEY, TASKS, diagnostics_columns, passkey_columns, task_columns
+from lib.section_losses import CONTEXTS, LENGTHS, SETTINGS
+from lib.section_training import CURVES, DEVICE, SPEED, SPEEDS, STABILITY, cost, each, last
+from lib.sections import Column, Section, Text, View, field, table
 
 Picture = collections.namedtuple("Picture", "name caption png wide")
 

@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 
-from common import ArgumentParser, UserError, run
+from lib.common import ArgumentParser, UserError, run
 from prepare_tasks import rows_of
 
 KINDS = ("rouge1", "rouge2", "rougeL")

@@ -26,12 +26,9 @@ import sys
 import tempfile
 import time
 
-import drawing
-import metrics
-import results
-import section_sweep
-import variants
-from common import ArgumentParser, UserError, check_output, die_of_interrupt, nested, read_json, rows, run as run_main
+from lib import drawing, metrics, results, section_sweep, variants
+from lib.common import (ArgumentParser, UserError, check_output, die_of_interrupt, nested, read_json, rows,
+                        run as run_main)
 
 STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGTERM}  # exit codes
 

@@ -10,7 +10,7 @@
 # check-full.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. scripts/common.sh
+. scripts/lib/common.sh
 
 case "${1:-}" in
   "") ;;

@@ -80,7 +80,7 @@ cuda-subset:                       ## compile the CUDA build: one target, one ki
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
 	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@FULL=1 TRAIN=$(CURDIR)/$(BUILD)/train \
-	  bash -c '. scripts/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'
+	  bash -c '. scripts/lib/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'
 	@$(MAKE) fuzz FUZZ_SECONDS=300
 	@[ -z "$(HAVE_NVCC)" ] || \
 	  { FULL=1 $(MAKE) cuda-subset && python3 dev/kernel_table.py && FULL=1 $(MAKE) check-ptx; }

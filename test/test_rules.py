@@ -168,7 +168,7 @@ class Rules(unittest.TestCase):
     self.assertEqual(names, enums)
     self.assertIn("lssar", kinds)
     # Each kind's formula for PyTorch, by its name.
-    formulas = dict(sources(".py"))["scripts/modeling_plusgpt.py"]
+    formulas = dict(sources(".py"))["scripts/lib/modeling_plusgpt.py"]
     for kind in kinds:
       self.assertIn(f'"{kind}"', formulas)
 

@@ -3,7 +3,7 @@
 FLOPs that are done, each over a rate; whichever takes longer. Launches run one after the other, so a step is their sum.
 NOTHING HERE IS MEASURED (make bench measures ceilings, kernels and steps). Prints a Markdown table.
 
-    python3 dev/bench/floors.py [--kind lssar] [--layers 12] [--context 1024] ...    without any: GPT-2 124M; --help has all
+    python3 dev/bench/floors.py [--kind lssar] [--layers 12] [--context 1024] ...    default: GPT-2 124M; --help has all
 
 The floor takes the ceilings that an H200 was seen to reach (bytes copied, read and written; FLOPs of large bf16 matrix
 products), and is given again with attention as fast as FlashAttention-3. The prediction takes the rates in RATES and

@@ -36,7 +36,8 @@ own_shards() {
   [ -z "$train_shards" ] || return 0
   train_shards=$work/random.bin val_shards=$work/random.bin
   PYTHONPATH=scripts python3 - "$train_shards" "$1" "$2" << 'PYTHON'
-import random, shards, sys
+import random, sys
+from lib import shards
 path, vocab, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 numbers = random.Random(1)
 shards.write(path, "tokens", (int(vocab * numbers.random() ** 3) for _ in range(tokens)))

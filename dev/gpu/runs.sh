@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains GPT-2 124M for equal tokens with four kinds of attention, evaluated before the first step and after the last.
 . dev/gpu/part.sh
-. scripts/common.sh
+. scripts/lib/common.sh
 make BUILD="$build" "$build/train" || { note "the build failed"; exit 1; }
 variants=softmax,softmax_qknorm,lssar,lssar_softplus_gated picture=()
 python=$(find_python 2>/dev/null) && picture=(--picture "$out/runs.png")

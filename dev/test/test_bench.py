@@ -310,7 +310,7 @@ class Peers(ScriptTest):
       import sys
       from unittest import mock
       for name in ("torch", "torch.nn", "torch.nn.functional", "torch.nn.attention",
-                   "torch.nn.attention.flex_attention", "formula"):
+                   "torch.nn.attention.flex_attention", "lib.formula"):
         sys.modules[name] = mock.MagicMock()
       import bench_peers, bench_table
       for tiny, cpu, name in (True, False, "CPU"), (False, True, bench_table.processor()):
@@ -361,7 +361,8 @@ class Peers(ScriptTest):
       import sys, warnings
       from types import SimpleNamespace
       warnings.simplefilter("ignore")
-      import torch, bench_peers, formula
+      import torch, bench_peers
+      from lib import formula
 
       def in_full(q, k, v, score_mod, block_mask, scale, return_lse):
         at = torch.meshgrid(*map(torch.arange, (*q.shape[:3], k.shape[2])), indexing="ij")

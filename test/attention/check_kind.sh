@@ -6,7 +6,7 @@
 set -eu
 kinds=$1
 shift
-. scripts/common.sh
+. scripts/lib/common.sh
 bash test/support/run.sh build/cpu "$@"
 python=${PYTHON:-$(find_python)}
 names=$(for file in $kinds; do basename "$file" .cuh; done)

@@ -18,7 +18,7 @@ try:
 except ImportError:
   transformers = None
 
-SOURCE = os.path.join(ROOT, "scripts", "modeling_plusgpt.py")
+SOURCE = os.path.join(ROOT, "scripts/lib/modeling_plusgpt.py")
 GPT2 = {"model__position": "learned", "train__steps": 1, "eval__every": 0}
 
 

@@ -9,13 +9,13 @@ import unittest
 from support.runs import Runs
 from support.workspace import TEXT, read_safetensors, shard
 
-import shards  # from SCRIPTS
+from lib import shards  # from SCRIPTS
 
 try:
   import torch
   import torch.nn.functional as F
   import transformers  # noqa: F401
-  from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
+  from lib.modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
 except ImportError:
   torch = None
 

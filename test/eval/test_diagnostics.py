@@ -5,7 +5,7 @@ import os
 from support.scripts import SCRIPTS  # noqa: F401: on the path
 from support.workspace import Workspace, floats, read_safetensors, shard, write_safetensors
 
-import metrics  # from SCRIPTS
+from lib import metrics  # from SCRIPTS
 
 HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "max", "reach", "distance",
         "d50", "d90"}

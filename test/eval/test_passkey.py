@@ -8,8 +8,7 @@ import re
 from support.scripts import ScriptTest
 from support.workspace import TRAIN, Workspace, shard
 
-import metrics  # from SCRIPTS
-import section_answers
+from lib import metrics, section_answers  # from SCRIPTS
 
 COMPACT = {"passkey__form": "compact", "passkey__trials": 3, "passkey__depths": 3}
 KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control",

@@ -11,7 +11,7 @@ from data.test_labels import LABELS, SHARDS, Gradients, LabelRuns, label_file, s
 from support.workspace import TEXT, read_safetensors, shard
 
 if torch:
-  from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
+  from lib.modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel
 NAN = math.nan
 
 

@@ -170,8 +170,8 @@ SCORE(NAME) {
         os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
         with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
           file.write(text)
-      return subprocess.run(["bash", os.path.join(ROOT, "scripts/kind_files.sh"), "softmax relu", *names], cwd=folder,
-                            capture_output=True, text=True, timeout=60)
+      return subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/kind_files.sh"), "softmax relu", *names],
+                            cwd=folder, capture_output=True, text=True, timeout=60)
 
   def test_lists_them_with_their_text(self):
     good = self.GOOD.replace("NAME", "mine").replace("BODY", "relu(z)")
@@ -219,13 +219,13 @@ SCORE(NAME) {
       with open(path, "w", encoding="utf-8") as file:
         file.write(text)
       with open(f"{folder}/kinds.inc", "w", encoding="utf-8") as file:
-        subprocess.run(["bash", os.path.join(ROOT, "scripts/kind_files.sh"), "softmax", path], stdout=file, check=True,
-                       timeout=60)
+        subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/kind_files.sh"), "softmax", path], stdout=file,
+                       check=True, timeout=60)
       log = f"{folder}/log"
       with open(log, "w", encoding="utf-8") as file:
         code = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{folder}", f"-I{ROOT}",
                                os.path.join(ROOT, "attention/kinds.cpp")], stderr=file, timeout=100).returncode
-      done = subprocess.run(["bash", os.path.join(ROOT, "scripts/kind_files.sh"), "--explain", log], check=True,
+      done = subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/kind_files.sh"), "--explain", log], check=True,
                             capture_output=True, text=True, timeout=100)
       return code, done.stdout
 
@@ -299,7 +299,7 @@ class AnotherCpu(unittest.TestCase):
 
   def test_features_of_a_cpu(self):
     def features(march):
-      done = subprocess.run(["bash", os.path.join(ROOT, "scripts/cpu_features.sh"), f"-march={march}", "g++"],
+      done = subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/cpu_features.sh"), f"-march={march}", "g++"],
                             check=True, capture_output=True, text=True, timeout=100)
       return set(done.stdout.split())
     if platform.machine() == "x86_64":

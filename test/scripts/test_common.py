@@ -1,4 +1,4 @@
-"""scripts/common.py: what it reads from ./train's output; what all scripts share. Standard library only."""
+"""scripts/lib/common.py: what it reads from ./train's output; what all scripts share. Standard library only."""
 import contextlib
 import io
 import os
@@ -8,9 +8,11 @@ import subprocess
 import sys
 
 from support.scripts import SCRIPTS  # noqa: F401: on the path
-from support.workspace import TRAIN, Folder, Workspace
+from support.workspace import ROOT, TRAIN, Folder, Workspace
 
-import common  # from SCRIPTS
+from lib import common  # from SCRIPTS
+
+DEV = os.path.join(ROOT, "dev")
 
 
 class Train(Workspace):
@@ -47,7 +49,7 @@ class Help(Folder):
 import importlib, sys
 from unittest import mock
 for name in ("numpy", "torch", "torch.nn", "torch.nn.functional", "torch.nn.attention",
-             "torch.nn.attention.flex_attention", "formula"):
+             "torch.nn.attention.flex_attention", "lib.formula"):
   sys.modules[name] = mock.MagicMock()
 script = importlib.import_module(sys.argv.pop(1))
 print(script.__doc__.split("\\n")[0])
@@ -55,12 +57,12 @@ script.main()
 """
 
   def test_every_script_says_what_it_does(self):
-    named = [name.removesuffix(".py") for name in os.listdir(SCRIPTS) if name.endswith(".py") and
-             re.search(r"= (common\.)?ArgumentParser\(", self.text_of(SCRIPTS, name))]
-    self.assertIn("compare", named)
+    named = [name.removesuffix(".py") for folder in (SCRIPTS, DEV) for name in os.listdir(folder)
+             if name.endswith(".py") and re.search(r"= (common\.)?ArgumentParser\(", self.text_of(folder, name))]
+    self.assertIn("draw_kinds", named)
     for name in named:
       done = subprocess.run([sys.executable, "-c", self.SHOW, name, "--help"], capture_output=True, text=True,
-                            env={**os.environ, "PYTHONPATH": SCRIPTS, "COLUMNS": "200"}, timeout=60)
+                            env={**os.environ, "PYTHONPATH": f"{SCRIPTS}:{DEV}", "COLUMNS": "200"}, timeout=60)
       with self.subTest(name):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         first, _, said = done.stdout.partition("\n")
@@ -68,8 +70,8 @@ script.main()
 
 
   def test_every_script_ends_quietly_without_a_reader(self):
-    for name in sorted(os.listdir(SCRIPTS)):
-      text = self.text_of(SCRIPTS, name) if name.endswith(".py") else ""
+    for folder, name in ((folder, name) for folder in (SCRIPTS, DEV) for name in sorted(os.listdir(folder))):
+      text = self.text_of(folder, name) if name.endswith(".py") else ""
       if "__main__" in text:
         self.assertRegex(text, r"\n  (common\.)?run(_main)?\(", name)  # which knows what a broken pipe means
     for name in ("prepare_text", "sweep", "passkey"):
@@ -108,7 +110,7 @@ class Signals(Folder):
       self.write("script.py", f"""
 import os, signal, sys, time, weakref
 sys.path.insert(0, {SCRIPTS!r})
-import common
+from lib import common
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def main():
   try:

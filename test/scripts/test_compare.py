@@ -11,9 +11,9 @@ class Settings(Workspace):
   CHECK = """
 import sys
 from unittest import mock
-for name in "numpy", "torch", "torch.nn", "torch.nn.functional", "transformers", "compare_torch":
+for name in "numpy", "torch", "torch.nn", "torch.nn.functional", "transformers", "lib.compare_torch":
   sys.modules[name] = mock.MagicMock()
-import common, compare_transformers
+from lib from lib import common, compare_transformers
 program, folder = sys.argv[1:]
 for name, settings in compare_transformers.cases(common.variants(program)):
   compare_transformers.Trainer(program, folder, settings).call("--print-config")

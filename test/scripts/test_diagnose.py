@@ -1,4 +1,4 @@
-"""scripts/diagnose.py, and what scripts/metrics.py reads for it: diagnostics lines, spike scores."""
+"""scripts/diagnose.py, and what scripts/lib/metrics.py reads for it: diagnostics lines, spike scores."""
 import math
 import os
 import random
@@ -6,8 +6,7 @@ import statistics
 
 from support.scripts import ScriptTest
 
-import metrics  # from SCRIPTS
-import section_answers
+from lib import metrics, section_answers  # from SCRIPTS
 
 CONFIG = {"model": {"context": 16}}
 

@@ -1,5 +1,5 @@
-"""scripts/modeling_plusgpt.py in transformers, with random weights; scripts/compare.py transformers compares it with
-./train. Skipped where torch or transformers is missing.
+"""scripts/lib/modeling_plusgpt.py in transformers, with random weights; scripts/compare.py transformers compares it
+with ./train. Skipped where torch or transformers is missing.
 """
 import functools
 import os
@@ -9,15 +9,15 @@ import unittest
 from support.scripts import ROOT, SCRIPTS  # noqa: F401: on the path
 from support.workspace import TRAIN
 
-import common
+from lib import common
 
 try:
   import torch
   import torch.nn.functional as F
   import transformers
   import numpy  # noqa: F401: without it the next would end the tests
-  import compare_transformers
-  from modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel, bias
+  from lib import compare_transformers
+  from lib.modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel, bias
 except ImportError:
   torch = None
 

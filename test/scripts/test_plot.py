@@ -1,4 +1,4 @@
-"""scripts/metrics.py and plot.py: damaged lines, which evaluations belong together, the tables, the picture's place."""
+"""scripts/lib/metrics.py and plot.py: damaged lines, which evaluations belong together, tables, the picture's place."""
 import functools
 import html
 import io
@@ -13,14 +13,8 @@ from unittest import mock
 
 from support.scripts import DAMAGED, SCRIPTS, ScriptTest, drawing_python
 
-import drawing  # from SCRIPTS
-import metrics
-import section_answers
-import section_losses
-import section_sweep
-import section_training
-import variants
-from sections import View
+from lib import drawing, metrics, section_answers, section_losses, section_sweep, section_training, variants
+from lib.sections import View
 
 CONFIG = {"model": {"context": 16}, "eval": {"lengths": [16], "tokens": 64}}
 GOOD = [{"type": "start", "config": CONFIG},

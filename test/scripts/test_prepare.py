@@ -20,7 +20,7 @@ from data.test_labels import label_file
 from support.scripts import SCRIPTS, ScriptTest, start
 from support.workspace import TRAIN, Workspace, shard
 
-from common import Progress
+from lib.common import Progress
 
 
 class Prepare(ScriptTest):

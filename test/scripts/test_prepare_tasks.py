@@ -16,7 +16,7 @@ from support.scripts import ScriptTest  # whose import finds the scripts
 from support.workspace import TRAIN
 
 import prepare_tasks
-from common import UserError
+from lib.common import UserError
 
 HELLASWAG = {"ctx": "A man. he [substeps] runs", "ctx_a": " A man [title] b", "ctx_b": "he RUNS  on",
              "activity_label": "Running", "endings": [" a [step] b.", "c", "d [title] e", "f"], "label": "2"}

@@ -9,9 +9,7 @@ import unittest
 
 from support.scripts import ScriptTest, start
 
-import metrics  # from SCRIPTS
-import section_sweep
-import variants
+from lib import metrics, section_sweep, variants  # from SCRIPTS
 
 TRAIN = """#!%s
 import json, os, signal, sys, time

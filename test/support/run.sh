@@ -8,7 +8,7 @@ shift
 # are cores, whatever program they are of.
 shards=1 logs=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$logs"' EXIT
-case "$build" in *cuda*) ;; *) shards=$(sh scripts/cores.sh) ;; esac
+case "$build" in *cuda*) ;; *) shards=$(sh scripts/lib/cores.sh) ;; esac
 
 # failed NAME STATUS: remembers it and says so.
 failed() { echo "FAILED: $1, exit status $2" | tee -a "$logs/failed"; }

@@ -12,7 +12,7 @@ from unittest import mock
 
 from support.workspace import CRASH, ROOT, SCRIPTS, Folder, default_signals
 
-import common  # from SCRIPTS
+from lib import common  # from SCRIPTS
 
 
 def start(script, *args, **options):

@@ -19,7 +19,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)  # for tests that import one
 
-from shards import read_safetensors, write_safetensors  # noqa: E402, F401: for the tests
+from lib.shards import read_safetensors, write_safetensors  # noqa: E402, F401: for the tests
 
 TRAIN = os.path.abspath(os.environ.get("TRAIN") or os.path.join(ROOT, "train"))
 CRASH = re.compile(r"terminate called|what\(\)|Assertion|Aborted|Segmentation|Sanitizer|std::|Traceback|core dumped|"

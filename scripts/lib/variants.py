@@ -3,8 +3,8 @@ import json
 import os
 import re
 
-import metrics
-from common import UserError, read_json
+from lib import metrics
+from lib.common import UserError, read_json
 
 UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs that differ by seed only
 COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]

@@ -2,11 +2,8 @@
 import functools
 import math
 
-import drawing
-import metrics
-import tables
-import variants
-from sections import Column, Section, Text, table
+from lib import drawing, metrics, tables, variants
+from lib.sections import Column, Section, Text, table
 
 # Names, and a loss of an evaluation in the unit; None where its bits per byte are unknown.
 UNITS = {"nats": ("validation loss", "loss (nats per token)", lambda e, loss: loss),

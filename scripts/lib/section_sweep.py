@@ -4,11 +4,8 @@ import functools
 import itertools
 import statistics
 
-import drawing
-import metrics
-import tables
-import variants
-from sections import Section, Text
+from lib import drawing, metrics, tables, variants
+from lib.sections import Section, Text
 
 # losses: by seed, of runs that did not diverge; capped: of all, at most that of step 0; diverged: how many
 Cell = collections.namedtuple("Cell", "losses capped diverged")

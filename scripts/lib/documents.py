@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zlib
 
-from common import UserError, parse_json, wide_encoding
+from lib.common import UserError, parse_json, wide_encoding
 
 MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".parquet": b"PAR1", ".xz": b"\xfd7zXZ", ".bz2": b"BZh",
           ".zip": b"PK\3\4"}

@@ -13,7 +13,7 @@ import lm_eval
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-import common
+from lib import common
 import prepare_tasks
 
 BOUND = 1e-3

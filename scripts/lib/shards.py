@@ -4,7 +4,7 @@ import json
 import os
 import struct
 
-from common import UserError
+from lib.common import UserError
 
 MAGIC, LABEL_MAGIC, VERSION, HEADER_BYTES = 20240520, 20261101, 1, 1024
 NO_LABEL = 65535

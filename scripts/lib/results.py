@@ -2,8 +2,8 @@
 import json
 import shlex
 
-from common import UserError, read_json
-from metrics import finite
+from lib.common import UserError, read_json
+from lib.metrics import finite
 
 CHARTS = ("lengths", "lines", "bars", "lr")
 

@@ -5,8 +5,8 @@ import os
 import sys
 import textwrap
 
-import variants
-from common import UserError, check_output, stop
+from lib import variants
+from lib.common import UserError, check_output, stop
 
 WITHOUT_MATPLOTLIB = (f"{sys.executable} has no matplotlib; {sys.executable} -m pip install matplotlib, or use "
                       "/usr/bin/python3, for which scripts/install_deps.sh installs it")

@@ -25,9 +25,9 @@ _stand_in = ModuleType("transformers")
 _stand_in.GenerationMixin = _stand_in.PretrainedConfig = object
 _stand_in.PreTrainedModel, _stand_in.CausalLMOutput = PreTrainedModel, SimpleNamespace
 with mock.patch.dict(sys.modules, {"transformers": _stand_in, "transformers.modeling_outputs": _stand_in}):
-  from modeling_plusgpt import FORMULAS, PlusGPTLMHeadModel, scores, weights  # noqa: F401: the latter two for others
+  from lib.modeling_plusgpt import FORMULAS, PlusGPTLMHeadModel, scores, weights  # noqa: F401: two for others
 
-from common import stop
+from lib.common import stop
 
 
 def model_of(settings):

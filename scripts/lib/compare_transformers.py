@@ -3,9 +3,9 @@
 ./train trains a tiny model of each kind in cases(), transformers opens the folder, and both evaluate it, at twice the
 trained length too unless positions are learned; then ./train reads what transformers saves of it, and GPT-2 models that
 transformers makes, in every type of number. Compared are the validation loss, the loss by position, a row of logits and
-greedy generation. The formula is scripts/modeling_plusgpt.py of this tree; if ./train was built with another, a line
-says so. All in fp32. The promise is 1e-4 (nats); the bound is 1e-5, as rounding alone makes 1e-6, and the other GELU,
-for example, not even 1e-4.
+greedy generation. The formula is scripts/lib/modeling_plusgpt.py of this tree; if ./train was built with another, a
+line says so. All in fp32. The promise is 1e-4 (nats); the bound is 1e-5, as rounding alone makes 1e-6, and the other
+GELU, for example, not even 1e-4.
 """
 import itertools
 import json
@@ -19,9 +19,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-import common
-import compare_torch
-import shards
+from lib import common, compare_torch, shards
 
 BOUND = 1e-5
 FORMULA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "modeling_plusgpt.py")

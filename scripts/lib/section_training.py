@@ -2,11 +2,8 @@
 import functools
 import statistics
 
-import drawing
-import metrics
-import tables
-import variants
-from sections import Column, Section, Text, field, table
+from lib import drawing, metrics, tables, variants
+from lib.sections import Column, Section, Text, field, table
 
 
 def each(lines, key):

@@ -7,11 +7,8 @@ import collections
 import os
 import shlex
 
-import drawing
-import metrics
-import tables
-import variants
-from common import UserError
+from lib import drawing, metrics, tables, variants
+from lib.common import UserError
 
 # name: of its lines, and its picture. has(run): whether the run has such lines. needs: the command that makes them.
 # tables(view): a list of tables and Texts. panels(view): functions that draw on given axes; the first has the legend.

@@ -5,13 +5,10 @@ import math
 import shlex
 import statistics
 
-import drawing
-import metrics
-import tables
-import variants
-from common import UserError
-from section_training import SPIKES
-from sections import Column, Section, Text, field, table
+from lib import drawing, metrics, tables, variants
+from lib.common import UserError
+from lib.section_training import SPIKES
+from lib.sections import Column, Section, Text, field, table
 
 
 def newest(run, kind, keys):

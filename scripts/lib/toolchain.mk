@@ -91,7 +91,7 @@ HAVE_ONEDNN := $(if $(filter cpu,$(BACKEND)),$(shell \
   $(CXX) $(CPPFLAGS) -E -include dnnl.hpp -x c++ - >/dev/null 2>&1 && echo 1 || echo 0))
 # What MARCH adds to every CPU's instructions. A folder that machines share has objects of the last one that ran make.
 FEATURES := $(if $(filter cpu ptx,$(BACKEND)),$(shell \
-  bash scripts/cpu_features.sh "$(CPPFLAGS) -march=$(MARCH)" $(CXX) 2>/dev/null))
+  bash scripts/lib/cpu_features.sh "$(CPPFLAGS) -march=$(MARCH)" $(CXX) 2>/dev/null))
 THIS_CPU := $(if $(filter native,$(MARCH)),$(shell sed -n '/^model name/{s/.*: //p;q}' /proc/cpuinfo 2>/dev/null | \
   tr -cd 'A-Za-z0-9 ()@.-'))
 BUILT_FOR := MARCH=$(MARCH)$(if $(THIS_CPU), on $(THIS_CPU))

@@ -12,7 +12,7 @@ import re
 import statistics
 import sys
 
-from common import UserError, stop
+from lib.common import UserError, stop
 
 
 def finite(value):

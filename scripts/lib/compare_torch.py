@@ -1,6 +1,6 @@
 """compare.py torch: is our GPT-2 PyTorch's GPT-2? Trains both from the same random weights on the same shard.
 
-PyTorch's model is scripts/modeling_plusgpt.py: every variant of attention with its T x T matrices, gradients by
+PyTorch's model is scripts/lib/modeling_plusgpt.py: every variant of attention with its T x T matrices, gradients by
 automatic differentiation. Compared are the loss and every gradient tensor of the first step, the loss of each step, and
 the validation loss at once and four times the trained length. A gradient's error is max |ours - torch| / max |torch|
 over the tensor, with PyTorch in fp32 and in float64; the smaller one counts, as PyTorch's fp32 can be the one that is
@@ -18,9 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import common
-import formula
-import shards
+from lib import common, formula, shards
 
 CONFIG = {  # --set and ./train's defaults give the rest
     "name": "compare",
