@@ -10,9 +10,9 @@ include scripts/lib/toolchain.mk  # what this machine has: sets BACKEND, NVCC, A
 BUILD := build/$(if $(filter ptx,$(BACKEND)),ptx-$(ARCH),$(BACKEND))$(addprefix -,$(SAN))
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
-ROOMS := base kernels attention data settings ranks checkpoint eval training \
+ROOMS := base kernels attention data settings ranks model checkpoint eval training \
   $(if $(filter cpu,$(BACKEND)),emulation) $(if $(filter ptx,$(BACKEND)),dev/ptx)
-SOURCES := train_gpt2.cu parameters.cpp $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
+SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 # On the CPU emulation/ multiplies matrices; without NCCL there is one rank.
 OTHERWISE := $(if $(filter cpu,$(BACKEND)),kernels/matmul.cu) ranks/$(if $(filter 0,$(NCCL)),comm,comm_alone).cpp
 SOURCES := $(filter-out $(OTHERWISE),$(SOURCES))

@@ -22,7 +22,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "activations.h"
+#include "model/activations.h"
 #include "attention/bias.cuh"
 #include "attention/prepare.cuh"
 #include "kernels/bias.cuh"

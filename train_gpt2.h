@@ -11,7 +11,7 @@
 #include "attention/gate.cuh"
 #include "kernels/adamw.cuh"
 #include "kernels/device_memory.h"
-#include "parameters.h"
+#include "model/parameters.h"
 #include "ranks/comm.h"
 #include "settings/config.h"
 

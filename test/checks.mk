@@ -24,7 +24,7 @@ SANITIZER_tsan := -fsanitize=thread
 TWO_KINDS := ATTN="softmax lssar"
 FEW_KINDS := $(if $(FULL),,$(TWO_KINDS) HEAD_DIM=64)
 ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64 FAMILIES=general \
-  ROOMS="base kernels attention data settings ranks emulation")
+  ROOMS="base kernels attention data settings ranks model emulation")
 UNWATCHED := $(if $(FULL),,settings training matmul_choices masks attention_reference reference hopper_ways)
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 check-asan:                        ## kernels and readers under AddressSanitizer + UBSan; planted bugs must be found

@@ -6,7 +6,7 @@ import subprocess
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "checkpoint", "eval", "training", "emulation",
+ROOMS = ("base", "kernels", "attention", "data", "settings", "ranks", "model", "checkpoint", "eval", "training", "emulation",
          "dev", "test", "scripts")
 
 # Which rooms each room includes, from the bottom up: a room names only rooms above its own line. The exceptions are
@@ -31,7 +31,7 @@ INCLUDES = {
 
 def room_of(path):
   """The room of a file; None for generated headers and for files outside the program (bench, test)."""
-  if path.startswith(("train_gpt2.", "parameters.", "activations.")):
+  if path.startswith(("train_gpt2.", "model/")):
     return "model"
   if path == "main.cpp":
     return "main"

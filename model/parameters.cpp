@@ -1,4 +1,4 @@
-#include "parameters.h"
+#include "model/parameters.h"
 
 #include <algorithm>
 #include <iterator>
