@@ -12,6 +12,7 @@
 #include "kernels/adamw.cuh"
 #include "kernels/device_memory.h"
 #include "model/parameters.h"
+#include "model/shape.h"
 #include "ranks/comm.h"
 #include "settings/config.h"
 
@@ -78,18 +79,7 @@ std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int ev
                                   Comm& comm = Comm::alone());
 
 size_t snapshot_bytes(const Config& config);  // of host memory
-// Whether memory is planned for this CPU, which is host and device in one; not with plan.memory, which is a GPU's.
-inline bool planned_for_cpu(const Config& config) { return on_cpu && !config.plan.elsewhere(); }
 
 std::vector<Tensor> parameters_of(const Config& config);  // of all layers, allocating nothing
 int64_t parameter_count(const Config& config);
 double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A, as llm.c counts causal training
-
-int padded_vocab(const Config& config);
-int padded_outputs(const Config& config);  // the head's K, padded for matrix products; 0 without a head
-
-// Columns of a layer's q,k,v product: the logits of a learned bias and of the gate, 0 without; and all of them, padded.
-struct QkvColumns {
-  int Z, G, Q;
-};
-QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& attention);

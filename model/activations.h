@@ -11,9 +11,7 @@
 #include "kernels/device_memory.h"
 #include "kernels/embedding.cuh"
 #include "kernels/layernorm.cuh"
-#include "train_gpt2.h"
-
-inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+#include "model/shape.h"
 
 template <class Real> struct LayerActivations {
   QkvColumns columns;
