@@ -101,7 +101,7 @@ LINK = $(CXX)$(if $(SAN), $(OPTIMIZE)) $(LDFLAGS) -o $@ $(filter $(CHECK),$^) \
 # ---- rules: a line for what is made, with V=1 the whole command
 SAY = $(if $(V),,@echo '$(1) $(2)';)
 IF_NEW = > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi  # written only if it changes
-.PHONY: all test tests quickstart bench clean help FORCE
+.PHONY: all test tests check-kind quickstart clean help FORCE
 train: $(BUILD)/train FORCE
 	@$(if $(KINDS),$(BUILD)/train --help > /dev/null && )ln -sfn $(BUILD)/train train  # refuses wrong parameters
 	@$(summary)
@@ -176,11 +176,18 @@ $(BUILD)/checkpoint/hugging_face.cpp.o: $(BUILD)/modeling_plusgpt.inc
 tests: $(TESTS)                    ## build every test program
 test: train $(TESTS)               ## run every test of this build
 	@bash test/support/run.sh $(BUILD) $(TESTS)
-include test/checks.mk  # sanitizers, fuzzing, PTX without a GPU
+# Kinds that are files (attention/score.h). What they promise is tested before the rest is built.
+KIND_TESTS := $(addprefix build/cpu/test_,attention attention_reference diagnose dispatch)
+check-kind:                        ## test the kinds of KINDS="my_score.cuh ...", on the CPU
+	@[ -n "$(KINDS)" ] || { echo 'check-kind: name the files: make check-kind KINDS="my_score.cuh"' >&2; exit 2; }
+	@$(MAKE) BACKEND=cpu ATTN=softmax build/cpu/test_score && build/cpu/test_score --gtest_brief=1
+	@$(MAKE) BACKEND=cpu ATTN=softmax $(KIND_TESTS)
+	@$(MAKE) BACKEND=cpu build/cpu/train
+	@bash test/attention/check_kind.sh "$(KINDS)" $(KIND_TESTS)
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh
-include dev/bench/bench.mk
+include dev/dev.mk  # what only maintainers use: benchmarks, sanitizers, fuzzing, PTX without a GPU
 clean:                             ## remove build/ and ./train
 	rm -rf build train
 help:                              ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile */*.mk */*/*.mk | expand -t16; sed -n '1,6s/^# \?//p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(filter-out %.d,$(MAKEFILE_LIST)) | expand -t16; sed -n '1,6s/^# \?//p' Makefile

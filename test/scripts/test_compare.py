@@ -13,7 +13,7 @@ import sys
 from unittest import mock
 for name in "numpy", "torch", "torch.nn", "torch.nn.functional", "transformers", "lib.compare_torch":
   sys.modules[name] = mock.MagicMock()
-from lib from lib import common, compare_transformers
+from lib import common, compare_transformers
 program, folder = sys.argv[1:]
 for name, settings in compare_transformers.cases(common.variants(program)):
   compare_transformers.Trainer(program, folder, settings).call("--print-config")

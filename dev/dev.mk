@@ -1,14 +1,17 @@
-# Checks beyond `make test`: sanitizers, the CUDA build's PTX without a GPU, fuzzing, and everything at once.
-.PHONY: headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz cuda-subset check-full check-kind \
+# The targets of maintainers: benchmarks, sanitizers, the CUDA build's PTX without a GPU, fuzzing, everything at once.
+.PHONY: bench headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz cuda-subset check-full \
   check-kernels-of-file
-# Kinds that are files (attention/score.h). What they promise is tested before the rest is built.
-KIND_TESTS := $(addprefix build/cpu/test_,attention attention_reference diagnose dispatch)
-check-kind:                        ## test the kinds of KINDS="my_score.cuh ...", on the CPU
-	@[ -n "$(KINDS)" ] || { echo 'check-kind: name the files: make check-kind KINDS="my_score.cuh"' >&2; exit 2; }
-	@$(MAKE) BACKEND=cpu ATTN=softmax build/cpu/test_score && build/cpu/test_score --gtest_brief=1
-	@$(MAKE) BACKEND=cpu ATTN=softmax $(KIND_TESTS)
-	@$(MAKE) BACKEND=cpu build/cpu/train
-	@bash test/attention/check_kind.sh "$(KINDS)" $(KIND_TESTS)
+# Benchmarks (dev/bench/README.md). QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute;
+# dev/bench/results/ stays as it is.
+QUICK_cpu_attention := softmax,lssar 64 128
+QUICK_cpu_step := --variants softmax,lssar
+QUICK_cuda_attention := softmax,lssar 64 1024,4096
+QUICK_cuda_step := --variants softmax,lssar --set batch.tokens=131072
+bench: $(BENCHES:%=$(BUILD)/bench_%)  ## speed of the machine, every kernel, attention by kind, whole steps
+	@$(foreach part,$(BENCHES), \
+	  $(BUILD)/bench_$(part) $(if $(QUICK),$(QUICK_$(BACKEND)_$(part))) --json $(BUILD)/$(part).json &&) true
+	-@$(if $(filter cuda,$(BACKEND)),python3 dev/kernel_table.py)
+	@python3 dev/bench_table.py --collect $(if $(QUICK),--out $(BUILD)/quick.json) $(BENCHES:%=$(BUILD)/%.json)
 # A kind with two learned numbers and a parameter: no other routine check compiles such kernels (40 s of a core).
 check-kernels-of-file:
 	@$(MAKE) BACKEND=cpu ATTN=softmax KINDS=test/attention/kinds/bump.cuh build/cpu/test_attention
