@@ -18,13 +18,17 @@ OTHERWISE := $(if $(filter cpu,$(BACKEND)),kernels/matmul.cu) ranks/$(if $(filte
 SOURCES := $(filter-out $(OTHERWISE),$(SOURCES))
 # Every family of attention kernels, attention/FAMILY/kernels.cuh, is compiled once for each kind. On the CPU only tests
 # run the families for tensor cores: dispatch finds those that are linked.
-SHIPPED := $(shell tr '\n' ' ' < attention/settings.h | sed 's/.*enum class Kind {\([^}]*\)}.*/\1/' | tr -d ,)
+# A kind is a file, attention/kinds/NAME.cuh; the default, softmax, comes first.
+KIND_FILES := $(sort $(wildcard attention/kinds/*.cuh))
+KIND_FILES := $(filter %/softmax.cuh,$(KIND_FILES)) $(filter-out %/softmax.cuh,$(KIND_FILES))
+SHIPPED := $(basename $(notdir $(KIND_FILES)))
 ATTN ?= $(SHIPPED)
 ifneq ($(filter-out $(SHIPPED),$(ATTN)),)
   $(error ATTN=$(filter-out $(SHIPPED),$(ATTN)) is unknown; choose from $(SHIPPED))
 endif
-# Kinds that are files, numbered behind the others; those of KINDS by name. What is wrong with them is said first.
-WRONG := $(if $(KINDS),$(shell bash scripts/lib/kind_files.sh "$(SHIPPED)" '$(subst ','\'',$(KINDS))' 2>&1 >/dev/null))
+# Kinds of other files, numbered behind those. What is wrong with a file is said first.
+WRONG := $(if $(KINDS),$(shell bash scripts/lib/kind_files.sh list "$(KIND_FILES)" '$(subst ','\'',$(KINDS))' 2>&1 \
+  >/dev/null))
 $(if $(WRONG),$(error $(WRONG)))
 FILE_KINDS := $(shell printf '%s\n' $(basename $(notdir $(KINDS))) | awk '!seen[$$0]++')
 # What kernels/hopper.cuh serves is there on the CPU and on sm_90a; oneDNN multiplies on the CPU alone.
@@ -46,7 +50,8 @@ TESTS := $(sort $(foreach source,$(TEST_SOURCES),$(call test_program,$(source)))
 BENCHES := kernels attention step
 
 # ---- flags
-DEFINES := -I. -I$(BUILD) -DHAVE_PCRE2=$(HAVE_PCRE2) $(WIDTHS) $(CPPFLAGS)
+KIND_NAMES := -DKINDS_OF_THE_TREE=$(subst $(SPACE),$(COMMA),$(SHIPPED))
+DEFINES := -I. -I$(BUILD) -DHAVE_PCRE2=$(HAVE_PCRE2) $(KIND_NAMES) $(WIDTHS) $(CPPFLAGS)
 # g++ 12 invents overlaps and sizes in std::string (GCC bug 105651). Each compiler ignores the options that it does not
 # know: clang has no such warnings; it reports the largest loops as not unrolled, which is right on a CPU.
 WARNINGS := -Wall -Wextra -Wno-unknown-warning-option -Wno-restrict -Wno-stringop-overflow -Wno-pass-failed
@@ -125,27 +130,14 @@ $(BUILD)/%.cpp.o: %.cpp $(BUILD)/flags $(PRECOMPILED:=.gch)
 	$(call SAY,compile,$<)$(COMPILE_CPP) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(EXPLAIN)
 $(INSTANCES:=.o): %.o: % $(BUILD)/flags $(PRECOMPILED:=.gch)
 	$(call SAY,compile,$<)$(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
-FILE_INSTANCES := $(foreach kind,$(FILE_KINDS),$(filter %/$(kind).cu,$(INSTANCES)))
-$(filter-out $(FILE_INSTANCES),$(INSTANCES)): $(BUILD)/attention/%.cu: Makefile
-	@mkdir -p $(@D)
-	@{ echo '#include "attention/$(*D)/kernels.cuh"'; \
-	   echo '[[maybe_unused]] static const bool added = add_$(*D)<Kind::$(*F)>();'; } $(IF_NEW)
-# The number of a kind follows from its place in KINDS.
-NUMBER = $(words $(SHIPPED) $(shell printf '%s\n' $(FILE_KINDS) | sed '/^$(*F)$$/q' | sed 1d))
-$(FILE_INSTANCES): $(BUILD)/attention/%.cu: Makefile FORCE
-	@mkdir -p $(@D)
-	@{ echo '#include "attention/formula.cuh"'; \
-	   echo '#include "$(realpath $(filter %/$(*F).cuh $(*F).cuh,$(KINDS)))"'; \
-	   echo '#include "attention/$(*D)/kernels.cuh"'; \
-	   echo 'template <class Maths> struct PolicyOf<Kind($(NUMBER)), Maths> :'; \
-	   echo '  OnePolicy<PolicyOfFile<score_$(*F), Maths>> {};'; \
-	   echo '[[maybe_unused]] static const bool added = add_$(*D)<Kind($(NUMBER))>();'; } $(IF_NEW)
-$(FILE_INSTANCES:=.o): | $(BUILD)/attention/kinds.cpp.o  # which says what is wrong with a file
+$(INSTANCES): $(BUILD)/attention/%.cu: FORCE
+	@mkdir -p $(@D); bash scripts/lib/kind_files.sh instance $(*D) $(*F) "$(KIND_FILES) $(KINDS)" $(IF_NEW)
+$(foreach kind,$(FILE_KINDS),$(filter %/$(kind).cu.o,$(INSTANCES:=.o))): | $(BUILD)/attention/kinds.cpp.o  # says faults
 $(BUILD)/attention/kinds.cpp.o: $(BUILD)/kinds.inc
 $(BUILD)/attention/kinds.cpp.o: private EXPLAIN = 2> $@.said; result=$$?; \
-  bash scripts/lib/kind_files.sh --explain $@.said >&2; exit $$result
+  bash scripts/lib/kind_files.sh explain $@.said >&2; exit $$result
 $(BUILD)/kinds.inc: FORCE
-	@mkdir -p $(@D); bash scripts/lib/kind_files.sh "$(SHIPPED)" $(KINDS) $(IF_NEW)
+	@mkdir -p $(@D); bash scripts/lib/kind_files.sh list "$(KIND_FILES)" $(KINDS) $(IF_NEW)
 $(PRECOMPILED:=.gch): kernels/gpu.cuh $(BUILD)/flags
 	@echo '#include "$<"' > $(@:.gch=)
 	$(call SAY,compile,$@)$(HOST) -MMD -MP -MF $(@:.h.gch=.d) -x c++-header $(@:.gch=) -o $@

@@ -67,13 +67,13 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
   Init gate = a.gate.weight_init == GateWeights::zero ? zero : normal;
   bool headwise = a.gate.granularity == GateGranularity::headwise;
-  ParameterRow learned[MOST_PARAMETERS];  // of a kind that is a file
+  ParameterRow learned[MOST_PARAMETERS];  // of the kind
   for (int n = 0; n < MOST_PARAMETERS; n++) {
     learned[n] = {Parameter(SCORE + n), "", {0}, zero, false, true, {}, NOTHING, true};
-    const KindFile* file = kind_file(a.kind);
-    if (!file || n >= int(file->learned.size())) continue;
-    learned[n].name = format("attn.score.%s", file->learned[n].name);
-    learned[n].shape = {H}, learned[n].init = {.constant = float(file->learned[n].initial)};
+    std::span<const LearnedNumber> numbers = kind_row(a.kind).learned;
+    if (n >= int(numbers.size())) continue;
+    learned[n].name = format("attn.score.%s", numbers[n].name);
+    learned[n].shape = {H}, learned[n].init = {.constant = float(numbers[n].initial)};
   }
   return {
       {WTE, "wte.weight", {m.vocab, C}, normal, true, false, {padded_vocab(config), C}},

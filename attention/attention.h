@@ -1,7 +1,7 @@
 // Causal attention: the two calls that the trainer makes. README.md has the equations, settings.h the settings.
 // qkv is [B, T, 3, H, D] and out [B, T, H, D], both contiguous, but rows (b, t) of qkv and dqkv may be further apart
 // (AttentionCall::qkv_stride). Scores are q_i . k_j with q and k as they are in qkv: prepare.cuh has already
-// applied rotation, norms and the row scale, and divided q by score_unit(kind). Memory is linear in the length; results
+// applied rotation, norms and the row scale, and divided q by KindRow::unit. Memory is linear in the length; results
 // are the same bits in every run, without atomics. Tensors are float or bf16; sums are taken in float32.
 #pragma once
 #include <bit>
@@ -40,7 +40,7 @@ template <class T> struct AttentionCall {
   float* dssmax_scale = nullptr;  // +=
   const T* sink = nullptr;
   float* dsink = nullptr;                  // +=
-  const T* learned[MOST_PARAMETERS] = {};  // KindFile::learned; without one its initial value holds
+  const T* learned[MOST_PARAMETERS] = {};  // KindRow::learned; without one its initial value holds
   float* dlearned[MOST_PARAMETERS] = {};   // +=
   // c [B, H, bias_floats(T)] and BIAS_SLACK floats (below): scores are q_i . k_j + c_i - c_j
   const float* bias = nullptr;
@@ -59,7 +59,7 @@ bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out
 // configuration has been read. diagnoses: attention_diagnose() will be called; gpu: for tests.
 void attention_check(const AttentionSettings& settings, int D, bool fp32, bool diagnoses = false, bool gpu = !on_cpu);
 
-// The bias c of a head, in units of score_unit(kind), is three arrays: origins, sums of two floats that BIAS_ROWS
+// The bias c of a head, in units of KindRow::unit, is three arrays: origins, sums of two floats that BIAS_ROWS
 // positions share (c may reach -100,000, where floats are 0.008 apart); for each position its difference from its
 // origin; and what that float lost, which kernels on tensor cores do not read. They read whole tiles of up to
 // BIAS_SLACK positions, so beyond the last array too.

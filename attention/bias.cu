@@ -58,7 +58,7 @@ __global__ void bias_forward_kernel(float* c, Matrix<const T> logits, int T_, do
       [&](int t, double sum) { write_bias(c, T_, t, sum * per_unit); });
 }
 
-// dc_t = (sums by query - sums by key) / score_unit; c_i has the step at t if i >= t.
+// dc_t = (sums by query - sums by key) / unit; c_i has the step at t if i >= t.
 template <class T, Bias BIAS>
 __global__ void bias_backward_kernel(Matrix<T> dlogits, Matrix<const T> logits, ScoreGradientSums dz, float per_unit,
                                      int T_, int H) {
@@ -88,7 +88,7 @@ template <class T> void bias_forward(float* c, Matrix<const T> logits, const Att
   Bias bias = call.settings.bias;
   if (bias == Bias::none) return;
   dim3 grid(call.shape.H, call.shape.B);
-  double per_unit = 1 / score_unit(call.settings.kind);
+  double per_unit = 1 / kind_row(call.settings.kind).unit;
   float* slack = c + bias_floats(call.shape) - BIAS_SLACK;
   CUDA_CHECK(cudaMemsetAsync(slack, 0, BIAS_SLACK * sizeof(float), call.stream));
   if (bias == Bias::alibi) LAUNCH(alibi_kernel, grid, dim3(THREADS), 0, call.stream, c, call.shape.T, per_unit);
@@ -105,7 +105,7 @@ void bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void*
   if (!bias_is_learned(call.settings.bias)) return;
   with_learned(call.settings.bias, [&]<Bias BIAS>() {
     LAUNCH((bias_backward_kernel<T, BIAS>), dim3(columns, call.shape.B), dim3(THREADS), 0, call.stream, dlogits, logits,
-           score_gradient_sums(workspace, call.shape), float(1 / score_unit(call.settings.kind)), call.shape.T,
+           score_gradient_sums(workspace, call.shape), float(1 / kind_row(call.settings.kind).unit), call.shape.T,
            call.shape.H);
   });
 }

@@ -37,24 +37,16 @@ template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) 
   const AttentionSettings& s = call.settings;
   if (s.bias != Bias::none && !call.bias) failure("attention: the settings have a bias, but no array of it was given");
   float no_sink = call.window_or_bias() ? -0x1p100f : -INFINITY;
-  KernelSettings settings = {.power = float(s.power),
-                             .exponent = std::max(float(s.power) - 1, 1e-30f),
-                             .offset = float(s.offset),
-                             .log_context = logf(float(call.context)),
-                             .offset_free_rows = s.offset_free_rows,
+  KernelSettings settings = {.log_context = logf(float(call.context)),
                              .sink = s.sink == Sink::none ? no_sink : 0.0f,
                              .window = s.window > 0 ? s.window : NO_WINDOW,
                              .sink_tokens = s.sink_tokens,
                              .bias = s.bias == Bias::none ? nullptr : call.bias,
-                             .threshold = float(s.threshold),
                              .heads = float(call.shape.H)};
-  if (const KindFile* file = kind_file(s.kind)) {
-    float* to = settings.parameters;
-    for (size_t n = 0; n < file->parameters.size(); n++) *to++ = float(s.parameters[file->first_parameter + n]);
-    for (const LearnedNumber& number : file->learned) *to++ = float(number.initial);
-    std::ranges::copy(call.learned, settings.learned);
-    settings.learned_in_bf16 = std::is_same_v<T, bf16>;
-  }
+  const KindRow& kind = kind_row(s.kind);
+  kind.numbers(s.parameters.data() + kind.first_parameter, settings.numbers);
+  std::ranges::copy(call.learned, settings.learned);
+  settings.learned_in_bf16 = std::is_same_v<T, bf16>;
   return settings;
 }
 
@@ -144,7 +136,7 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
   if (undo_preparation && family.undoes_preparation && (D == 64 || D == 128) && s.scale != Scale::ssmax)
     preparation = {true, call.rope, call.norms, s.qk_norm, row_scale(call)};
   KernelSettings settings = kernel_settings(call);
-  size_t learned = kind_file(s.kind) ? kind_file(s.kind)->learned.size() : 0, rows = call.shape.rows();
+  size_t learned = kind_row(s.kind).learned.size(), rows = call.shape.rows();
   settings.learned_sums = score_gradient_sums(workspace, call.shape).by_query - learned * rows;
   family.backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(call),
                    score_gradient_sums(workspace, call.shape), preparation, settings, call});

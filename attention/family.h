@@ -1,5 +1,5 @@
 // What dispatch.cu knows of a family of kernels: one struct for each kind. attention/FAMILY/kernels.cuh ends with a
-// function add_FAMILY<KIND>(), which adds it; make writes a file for each family and kind that calls it at program
+// function add_FAMILY<kind_NAME>(), which adds it; make writes a file for each family and kind that calls it at program
 // start. So kinds compile in parallel, and a build may leave any of them out (make ATTN=...).
 #pragma once
 #include <cstring>
@@ -12,20 +12,24 @@ constexpr int NO_WINDOW = 1 << 30;  // beyond all lengths, far enough from INT_M
 
 // The settings that a policy or a mask may use, the same for a whole launch.
 struct KernelSettings {
-  float power = 0, exponent = 0;  // exponent: power - 1, but above 0, so that 0^exponent = 0
-  float offset = 0, log_context = 0;
-  int offset_free_rows = 0;
+  float log_context = 0;
   float sink = 0;                           // logit of the sink where none is learned: 0, or -inf for no sink
   int window = NO_WINDOW, sink_tokens = 0;  // of Window (masks.cuh)
   const float* bias = nullptr;              // c (attention.h), or nullptr
-  float threshold = 0;
-  // Of a kind that is a file (formula.cuh): its parameters, then the initial values of its learned numbers; those
+  float heads = 0;
+  // Of the kind (KindRow::numbers): its parameters, and the initial values of a formula's learned numbers; the learned
   // numbers, [H] each of T, or nullptr; and where the backward pass leaves the sums of their gradients over a query's
   // keys, [LEARNED][B, H, T].
-  float heads = 0, parameters[MOST_PARAMETERS] = {};
+  float numbers[MOST_PARAMETERS] = {};
   const void* learned[MOST_PARAMETERS] = {};
   bool learned_in_bf16 = false;
   float* learned_sums = nullptr;
+
+  template <class File> __host__ __device__ typename File::Numbers numbers_of() const {
+    typename File::Numbers own;
+    memcpy(&own, numbers, sizeof(own));
+    return own;
+  }
 };
 
 // out [B, T, H, D] =, stats = (nullptr in evaluation), from qkv. sink is [H] or nullptr.

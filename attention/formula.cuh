@@ -1,9 +1,11 @@
-// The policies of kinds that are files (score.h): f by softmax, by its sum, or as it is. The gradient of a score is
-// that of f, as for the kinds of policies.cuh, times f's slope. f is computed from a score where its position is known:
+// The policies of formulas (score.h): f by softmax, by its sum, or as it is. The gradient of a score is that of f, as for
+// the kinds with a policy of their own, times f's slope. f is computed from a score where its position is known:
 // in the forward pass by score(), before the row's maximum is taken, in the backward pass by grad(). The weight and the
 // gradient of a masked score are 0, whatever f makes of it.
 #pragma once
-#include "attention/policies.cuh"
+#include "attention/policy.cuh"
+
+#include "attention/kinds/softmax.cuh"
 #define SCORE_CODE constexpr __device__ __forceinline__
 #include "attention/score.h"
 
@@ -36,11 +38,9 @@ template <class File, class Maths> struct Formula : FormulaOf<File, DeviceFuncti
   float most;  // keys that a row sees
   __device__ Formula(const KernelSettings& s, int h) : most(s.window + s.sink_tokens) {
     this->head = h + 1, this->heads = s.heads;
-    for (int n = 0; n < MOST_PARAMETERS; n++) this->numbers[n] = s.parameters[n];
+    for (int n = 0; n < MOST_PARAMETERS; n++) this->numbers[n] = s.numbers[n];
     for (int l = 0; l < Base::LEARNED; l++)
-      if (const void* all = s.learned[l])
-        this->numbers[Base::FIXED + l] =
-            s.learned_in_bf16 ? to_float(static_cast<const bf16*>(all)[h]) : static_cast<const float*>(all)[h];
+      this->numbers[Base::FIXED + l] = learned_number(s, l, h, this->numbers[Base::FIXED + l]);
   }
   __device__ __forceinline__ float value(float z, float i, float j) const {
     return Base::value(z, i, j, fminf(i, most));
@@ -106,7 +106,7 @@ struct PlainRows : PolicyDefaults {
 
 template <class File, class Maths, class Rows> struct ScoreOf : Rows {
   using Evaluation = ScoreOf;
-  static constexpr bool OF_FILE = true;
+  static constexpr bool IS_FORMULA = true;
   static constexpr int HEAVY = 1, LEARNED = Formula<File, Maths>::LEARNED;
   Formula<File, Maths> formula;
   __device__ ScoreOf(const KernelSettings& s, float sink, int head) : Rows(s, sink, head), formula(s, head) {}
@@ -139,7 +139,8 @@ template <class File, class Maths, class Rows> struct ScoreOf : Rows {
 };
 
 template <class File, class Maths>
-using PolicyOfFile =
-    ScoreOf<File, Maths,
-            std::conditional_t<File::weights == RowWeights::softmax, SoftmaxRows<Maths>,
-                               std::conditional_t<File::weights == RowWeights::sum, SumRows, PlainRows>>>;
+requires(File::is_formula) struct PolicyOf<File, Maths>
+    : OnePolicy<ScoreOf<File, Maths,
+                        std::conditional_t<File::weights == RowWeights::softmax, SoftmaxRows<Maths>,
+                                           std::conditional_t<File::weights == RowWeights::sum, SumRows, PlainRows>>>> {
+};

@@ -1,38 +1,38 @@
-// The kinds of this build by name: those of settings.h, then those of files (make KINDS=...).
+// The kinds of this build: those of attention/kinds/, then those of other files (make KINDS=...).
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "attention/kind_file.h"
+#include "attention/kind_row.h"
 
-// Made by make (scripts/lib/kind_files.sh): includes the files, then names[], of all kinds, and list_of_files().
+// Made by make (kind_files.sh): includes the files, then names[] and list_of_kinds().
 #include "kinds.inc"
 
 constinit const std::span<const char* const> kind_names = names;
 
-static std::vector<KindFile> numbered(std::vector<KindFile> files) {
+static std::vector<KindRow> numbered(std::vector<KindRow> rows) {
   int first = 0;
-  for (KindFile& file : files) file.first_parameter = std::exchange(first, first + int(file.parameters.size()));
-  return files;
+  for (KindRow& row : rows) row.first_parameter = std::exchange(first, first + int(row.parameters.size()));
+  return rows;
 }
 
-std::span<const KindFile> kind_files() {
-  static const std::vector<KindFile> files = numbered(list_of_files());
-  return files;
+std::span<const KindRow> kind_rows() {
+  static const std::vector<KindRow> rows = numbered(list_of_kinds());
+  return rows;
 }
 
-const KindFile* kind_file(Kind kind) {
-  size_t named = std::size(names) - kind_files().size(), number = size_t(kind);
-  return number < named || number >= std::size(names) ? nullptr : &kind_files()[number - named];
-}
-
-bool sums_to_1(Kind kind) {
-  if (const KindFile* file = kind_file(kind)) return file->weights != RowWeights::none;
-  return kind == Kind::softmax || kind == Kind::lssa || kind == Kind::lssar;
-}
+const KindRow& kind_row(Kind kind) { return kind_rows()[size_t(kind)]; }
 
 std::vector<double> default_parameters() {
   std::vector<double> values;
-  for (const KindFile& file : kind_files())
-    for (const ScoreKey& parameter : file.parameters) values.push_back(parameter.initial);
+  for (const KindRow& row : kind_rows())
+    for (const ScoreKey& parameter : row.parameters) values.push_back(parameter.initial);
   return values;
+}
+
+double AttentionSettings::parameter(const char* name) const {
+  const KindRow& row = kind_row(kind);
+  for (size_t n = 0; n < row.parameters.size(); n++)
+    if (std::string_view(row.parameters[n].name) == name) return parameters[row.first_parameter + n];
+  failure("the kind %s has no parameter %s", row.name, name);
 }

@@ -33,6 +33,9 @@ __device__ inline float integer_power(float x, int n) {
   return low * high * (n & 16 ? x8 * x8 : 1.0f);
 }
 
+// 1 / s, or 0 for a sum that underflowed.
+__device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s; }
+
 // The functions that policies call for each score, twice. FullMaths has float32's accuracy. FastMaths is for the
 // kernels on tensor cores, whose operands have 8 bits: it is accurate to 2^-13 and takes a third of the instructions.
 //   exp(z, m) = e^(z - m); softplus2(z) = c log2(1 + 2^z), `slope` = its derivative; all are 0 at z = -inf

@@ -199,7 +199,7 @@ template <class T> RowScale<T> row_scale(const AttentionCall<T>& call) {
     case Scale::ssmax: constant = root, log_rows = true; break;
     case Scale::number: constant = float(s.scale_number); break;
   }
-  return {float(constant * call.scale_factor / score_unit(s.kind)), log_rows, s.keys_seen(INT_MAX),
+  return {float(constant * call.scale_factor / kind_row(s.kind).unit), log_rows, s.keys_seen(INT_MAX),
           s.scale == Scale::ssmax ? call.ssmax_scale : nullptr};
 }
 

@@ -1,7 +1,7 @@
 // Before and after attention, in place on qkv [B, T, 3, H, D]: rotary positions, query/key norm and the row scale
 // alpha_i; and the norm of its output. README.md has their formulas.
 //     q_i <- alpha_i norm(R_i q_i),  k_j <- norm(R_j k_j);   v is not touched
-// alpha_i is divided by score_unit(kind). A rotation keeps the length, so norm and rotation commute. One pass over the
+// alpha_i is divided by KindRow::unit. A rotation keeps the length, so norm and rotation commute. One pass over the
 // data each way. A group of 1 to 16 lanes has a row (b, t, q|k, h).
 #pragma once
 #include <vector>

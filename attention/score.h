@@ -25,8 +25,8 @@
 //               them.
 //   learned     may be left out. Numbers that each head of each layer learns, without weight decay, with the value that
 //               they begin with; in f they are at.learned[0], [1] ...; at most four numbers, fixed and learned
-//   pytorch     may be left out: f in Python, of z, i, j, n, head, heads and the numbers by their names, with which a
-//               checkpoint opens in transformers. check-kind compares it with f if PYTHON=... has both libraries
+//   pytorch     may be left out: f in Python, of z, i, j, n, head, heads, context and the numbers by their names, with
+//               which a checkpoint opens in transformers. check-kind compares it with f if PYTHON=... has both libraries
 //   f           of z, a score that the row sees: q . k after attention.qk_norm, scale and bias. Masked scores get no
 //               weight, whatever f makes of them. at: i and j of query and key, from 1; n, the keys that row i sees;
 //               head of heads, from 1
@@ -40,13 +40,13 @@
 #include <cmath>
 #include <type_traits>
 
-#include "attention/settings.h"
+#include "attention/kind.h"
 
 #ifndef SCORE_CODE  // of a kernel: formula.cuh
 #define SCORE_CODE constexpr inline __attribute__((always_inline))
 #endif
 // f need not use its place.
-#define SCORE(NAME) _Pragma("GCC diagnostic ignored \"-Wunused-parameter\"") struct score_##NAME : ScoreDefaults
+#define SCORE(NAME) _Pragma("GCC diagnostic ignored \"-Wunused-parameter\"") struct kind_##NAME : FormulaDefaults
 #define FORMULA template <class Z, class At> static SCORE_CODE auto
 
 // A value, with SLOPES also its derivative by the score. Functions: Real, and functions of it.
@@ -146,16 +146,14 @@ template <class Functions, bool SLOPES> struct Score {
 #undef NO_BRANCH
 };
 
-struct ScoreDefaults {
-  static constexpr std::span<const ScoreKey> parameters = {};
-  static constexpr std::span<const LearnedNumber> learned = {};
-  static constexpr const char* pytorch = nullptr;
+struct FormulaDefaults : KindDefaults {
+  static constexpr bool is_formula = true;
 };
 
 // ---- what calls f
 
 // The numbers of a file. One that it does not declare is beyond the array, so that no constant can be made of it:
-// kind_file.h refuses such an f.
+// kind_row.h refuses such an f.
 template <class X, int DECLARED> struct NumbersOfFile {
   X all[MOST_PARAMETERS] = {};
   SCORE_CODE X operator[](int n) const { return all[n < DECLARED ? n : MOST_PARAMETERS]; }

@@ -7,46 +7,57 @@
 
 #include "base/error.h"
 
-// From scores z to weights P. Behind these are the kinds of files (score.h), numbered on; make lists the names of all.
-enum class Kind { softmax, lssa, lssar, sigmoid, relu, relu2, threshold };
-extern const std::span<const char* const> kind_names;
-bool sums_to_1(Kind kind);                 // whether a row's weights do
-std::vector<double> default_parameters();  // those of all files, in their order
-// A kind that is a file (score.h).
-enum class RowWeights { softmax, sum, none };  // f as e^f / sum e^f, as f / sum f, or as it is
+// From scores z to weights P. Each is a file, attention/kinds/NAME.cuh, and make lists them (KINDS_OF_THE_TREE); behind
+// them are those of other files (make KINDS=...), numbered on.
+enum class Kind { KINDS_OF_THE_TREE };
+extern const std::span<const char* const> kind_names;  // of all
+enum class RowWeights { softmax, sum, none };          // of a number f for each score: e^f / sum e^f, f / sum f, or f
 inline constexpr const char* row_weights_names[] = {"softmax", "sum", "none"};
-constexpr int MOST_PARAMETERS = 4;  // of a file, fixed and learned
+constexpr int MOST_PARAMETERS = 4;  // of a kind, fixed and learned
+// A key attention.NAME that belongs to one kind.
 struct ScoreKey {
   const char* name;
   double initial;
   const char *allowed, *help;  // as in settings/table.cpp
+  bool whole = false;          // an integer
+  const char* with = nullptr;  // it has an effect only with this other key of the kind, at another value than 0
 };
 struct LearnedNumber {  // one for each head
   const char* name;
   double initial;
 };
-// Of f at one place. Numbers: the file's parameters, then the head's learned numbers.
+// Of f at one place. Numbers: the kind's parameters, then the head's learned numbers.
 struct ScorePosition {
   int i, j, n, head, heads;
   const double* numbers;
 };
-struct KindFile {
-  const char *name, *path, *text;
+struct Setting {  // as in --set
+  const char *key, *value;
+};
+// What the program knows of a kind; kind.h says what each member means.
+struct KindRow {
+  const char *name, *path, *text;  // of a file of KINDS, which checkpoints carry; path and text nullptr: in the tree
   RowWeights weights;
+  double unit;
+  bool has_sink;
   std::span<const ScoreKey> parameters;
   std::span<const LearnedNumber> learned;
-  const char* pytorch;  // f, or nullptr
+  std::span<const Setting> variant;
+  const char *pytorch, *dense_rows;
   int first_parameter;  // in AttentionSettings::parameters
-  // value of f and its slopes by z and by the learned numbers, in double; in float, as a naive formula computes them
+  // to [MOST_PARAMETERS] = what its kernels read of its parameters and initial learned numbers
+  void (*numbers)(const double* parameters, float* to);
+  // Of a formula (score.h), else nullptr: value of f and its slopes by z and by the learned numbers, in double; in float,
+  // as a naive formula computes them.
   void (*exact)(double z, const ScorePosition&, double& value, double* slopes);
   void (*naive)(float z, const ScorePosition&, float& value, float* slopes);
+  bool is_formula() const { return exact; }
+  bool sums_to_1() const { return weights != RowWeights::none; }  // the weights of a row
 };
-std::span<const KindFile> kind_files();
-const KindFile* kind_file(Kind kind);  // nullptr: a kind of policies.cuh
+std::span<const KindRow> kind_rows();
+const KindRow& kind_row(Kind kind);
+std::vector<double> default_parameters();  // those of all kinds, in their order
 
-// Kernels take the scores of these kinds as multiples of ln 2, because 2^x is cheaper than e^x: softplus(z) / ln 2 =
-// log2(1 + 2^(z / ln 2)), and weights softplus(z) / S do not depend on the unit of softplus.
-constexpr double score_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? 0.69314718055994531 : 1; }
 enum class QkNorm { none, l2, rms };
 inline constexpr const char* qk_norm_names[] = {"none", "l2", "rms"};
 enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };
@@ -85,18 +96,15 @@ struct AttentionSettings {
   QkNorm qk_norm = QkNorm::none;
   QkNorm output_norm = QkNorm::none;  // of each head
   Scale scale = Scale::rsqrt_d;
-  double scale_number = 1;  // of Scale::number
-  double power = 15;        // lssar
-  double offset = 1;
-  int offset_free_rows = 3;
-  double threshold = 1;                                   // threshold
-  std::vector<double> parameters = default_parameters();  // of the kinds of files: KindFile::first_parameter
-  Sink sink = Sink::none;                                 // softmax
+  double scale_number = 1;                                // of Scale::number
+  std::vector<double> parameters = default_parameters();  // of all kinds: KindRow::first_parameter
+  Sink sink = Sink::none;                                 // KindRow::has_sink
   int window = 0;  // a row sees its last `window` keys and the first `sink_tokens`; 0: all
   int sink_tokens = 0;
   Bias bias = Bias::none;
   GateSettings gate = {};
-  bool sums_to_1() const { return ::sums_to_1(kind); }
+  bool sums_to_1() const { return kind_row(kind).sums_to_1(); }
+  double parameter(const char* name) const;  // of its kind; a Failure if that has none of this name
   // Kinds whose weights sum to 1 have none: their backward pass needs the output as it was.
   QkNorm norm_of_output() const { return sums_to_1() ? QkNorm::none : output_norm; }
   int keys_seen(int rows) const { return window > 0 && rows - window > sink_tokens ? window + sink_tokens : rows; }

@@ -181,38 +181,39 @@ static bool is_gpt2(const Config& config) {
          m.head.outputs == 0;
 }
 
-static std::vector<const KindFile*> files_of(const Config& config) {
-  std::vector<const KindFile*> files;
-  for (const KindFile& file : kind_files())
-    if (config.some_layer([&](const Config::Layer& l) { return kind_file(l.attention.kind) == &file; }))
-      files.push_back(&file);
-  return files;
+static std::vector<const KindRow*> kinds_of(const Config& config) {
+  std::vector<const KindRow*> kinds;
+  for (const KindRow& kind : kind_rows())
+    if (config.some_layer([&](const Config::Layer& l) { return &kind_row(l.attention.kind) == &kind; }))
+      kinds.push_back(&kind);
+  return kinds;
 }
 
 std::string modelling_code(const Config& config) {
   if (is_gpt2(config)) return "";
   std::string code = PYTHON, begin = "FORMULAS = {\n", lines;
-  for (const KindFile* file : files_of(config)) {
-    if (!file->pytorch) continue;
+  for (const KindRow* kind : kinds_of(config)) {
+    if (!kind->pytorch) continue;
     std::string fixed, learned, names;
-    for (const ScoreKey& parameter : file->parameters) {
+    for (const ScoreKey& parameter : kind->parameters) {
       fixed += format("\"%s\", ", parameter.name);
       names += format(", %s", parameter.name);
     }
-    for (const LearnedNumber& number : file->learned) {
+    for (const LearnedNumber& number : kind->learned) {
       append_item(learned, format("\"%s\": %.17g", number.name, number.initial));
       names += format(", %s", number.name);
     }
     lines +=
-        format("  \"%s\": (\"%s\", (%s), {%s}, lambda z, i, j, n, head, heads%s: %s),\n", file->name,
-               row_weights_names[int(file->weights)], fixed.c_str(), learned.c_str(), names.c_str(), file->pytorch);
+        format("  \"%s\": (\"%s\", (%s), {%s}, lambda z, i, j, n, head, heads, context%s: %s),\n", kind->name,
+               row_weights_names[int(kind->weights)], fixed.c_str(), learned.c_str(), names.c_str(), kind->pytorch);
   }
   return code.insert(code.find(begin) + begin.size(), lines);
 }
 
 std::map<std::string, std::string> texts_of_kinds(const Config& config) {
   std::map<std::string, std::string> texts;
-  for (const KindFile* file : files_of(config)) {
+  for (const KindRow* file : kinds_of(config)) {
+    if (!file->text) continue;
     texts[std::string(file->name) + ".cuh"] = file->text;
     if (!file->pytorch)
       warn(

@@ -96,8 +96,9 @@ static float size_of_bin(int bin) { return std::bit_cast<float>((unsigned(bin) <
 // Adds the figures of the first `count` windows of a batch.
 static void add(LayerSums& sums, const LayerFigures& figures, const Config& config, int batch, int count, int T,
                 int rank) {
-  bool lssar = config.layer(figures.layer).attention.kind == Kind::lssar;
-  int H = config.model.heads, free_rows = lssar ? config.attention.offset_free_rows : 0;
+  const AttentionSettings attention = config.layer(figures.layer).attention;
+  const char* dense = kind_row(attention.kind).dense_rows;
+  int H = config.model.heads, dense_rows = dense ? int(attention.parameter(dense)) : 0;
   int bins = reach_bins(T), fields = REACH + bins, sink_rows = std::min(T, SINK_ROWS);
   double* largest = &sums.largest[size_t(rank) * (LARGEST + H)];
   for (int b = 0; b < count; b++)
@@ -111,7 +112,7 @@ static void add(LayerSums& sums, const LayerFigures& figures, const Config& conf
         head[DEGENERATE] += sum == 0;
         largest[LARGEST + h] = std::max(largest[LARGEST + h], figure(RowFigure::LARGEST));
         if (t < sink_rows && sum > 0) sink += first / sum / sink_rows;
-        if (t >= free_rows) {
+        if (t >= dense_rows) {
           head[PAIRS] += keys, head[ZEROS] += zeros;
           int position = int(int64_t(t) * POSITIONS / T);
           sums.positions[position] += zeros, sums.positions[POSITIONS + position] += keys;

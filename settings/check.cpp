@@ -86,9 +86,12 @@ static const Rule RULES[] = {
      return "must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\"";
    }},
   {"attention.sink", {"attention.kind", "attention.variant", "attention.layers"}, [](const Config& c) -> std::string {
-     auto is_softmax = [](const Config::Layer& layer) { return layer.attention.kind == Kind::softmax; };
-     if (c.attention.sink == Sink::none || c.some_layer(is_softmax)) return "";
-     return "needs a layer of the kind softmax (attention.kind, attention.layers); use sink \"none\"";
+     auto has_sink = [](const Config::Layer& layer) { return kind_row(layer.attention.kind).has_sink; };
+     if (c.attention.sink == Sink::none || c.some_layer(has_sink)) return "";
+     std::string kinds;
+     for (const KindRow& kind : kind_rows())
+       if (kind.has_sink) append_item(kinds, kind.name, " or ");
+     return "needs a layer of the kind " + kinds + " (attention.kind, attention.layers); use sink \"none\"";
    }},
   {"attention.scale", {"model.context"}, [](const Config& c) -> std::string {
      if (c.attention.scale != Scale::logn || c.model.context >= 2) return "";

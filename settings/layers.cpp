@@ -66,7 +66,7 @@ Config::Layer Config::layer(int l, int length) const {
     if (word == "unrotated") layer.rotated = false;
     if (word == "ungated") a.gate.activation = GateActivation::none;
   }
-  if (a.kind != Kind::softmax) a.sink = Sink::none;
+  if (!kind_row(a.kind).has_sink) a.sink = Sink::none;
   return layer;
 }
 

@@ -57,6 +57,13 @@ std::string assign(const ConfigRow& row, double& target, const json& value) {
   return "";
 }
 
+std::string assign(const ConfigRow& row, const WholeNumber& target, const json& value) {
+  int64_t x = 0;
+  std::string problem = assign_integer(row, x, value);
+  if (problem.empty()) *target.value = double(x);
+  return problem;
+}
+
 std::string assign(const ConfigRow&, bool& target, const json& value) {
   if (!value.is_boolean()) return "must be true or false";
   target = value.get<bool>();
@@ -126,7 +133,7 @@ std::string assign(const ConfigRow& row, const json& value) {
   return std::visit(
       [&](auto& target) {
         using Target = std::decay_t<decltype(target)>;
-        if constexpr (std::is_same_v<Target, EnumField>) return assign(row, target, value);
+        if constexpr (std::is_class_v<Target>) return assign(row, target, value);
         else if constexpr (std::is_integral_v<std::remove_pointer_t<Target>> && !std::is_same_v<Target, bool*>)
           return assign_integer(row, *target, value);
         else return assign(row, *target, value);

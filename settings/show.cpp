@@ -57,6 +57,7 @@ static const char* type_name(const ConfigRow& row) {
   return std::visit(Overloaded{
                         [](bool*) { return "true/false"; },
                         [](double*) { return "number"; },
+                        [](const WholeNumber&) { return "integer"; },
                         [](std::string*) { return "text"; },
                         [](const EnumField& x) { return x.number ? "choice/number" : "choice"; },
                         [](std::vector<std::string>*) { return "text/list"; },

@@ -30,8 +30,14 @@ static EnumField choice_of_variants(std::string& variant) {
           [&variant, names](size_t index) { variant = names[index]; }, nullptr};
 }
 
-static bool some_layer_is(const Config& c, Kind kind) {
-  return c.some_layer([&](const Config::Layer& l) { return l.attention.kind == kind; });
+// "relu, sigmoid or threshold"
+static std::string kinds_without_sum() {
+  std::vector<const char*> names;
+  for (const KindRow& kind : kind_rows())
+    if (!kind.sums_to_1()) names.push_back(kind.name);
+  std::string text;
+  for (size_t n = 0; n < names.size(); n++) append_item(text, names[n], n + 1 == names.size() ? " or " : ", ");
+  return text;
 }
 
 static bool has_gate(const Config::Layer& l) { return l.attention.gate.exists(); }
@@ -42,14 +48,12 @@ static bool says_bias(const LayerEntry& e) {
   return std::ranges::any_of(bias_names, [&](const char* name) { return e.has(name); });
 }
 
+static const std::string NO_SUM_TEXT =
+    "layers with an attention.kind whose weights do not sum to 1: " + kinds_without_sum();
+
 // clang-format off
 static const Needs
-    OFFSET = {"layers with attention.kind = \"lssar\" and an attention.offset other than 0",
-              [](const Config& c) { return some_layer_is(c, Kind::lssar) && c.attention.offset != 0; }},
-    LSSAR = {"layers with attention.kind = \"lssar\"", [](const Config& c) { return some_layer_is(c, Kind::lssar); }},
-    THRESHOLD = {"layers with attention.kind = \"threshold\"",
-                 [](const Config& c) { return some_layer_is(c, Kind::threshold); }},
-    NO_SUM = {"layers with an attention.kind whose weights do not sum to 1: sigmoid, relu, relu2 or threshold",
+    NO_SUM = {NO_SUM_TEXT.c_str(),
               [](const Config& c) { return c.some_layer([](const auto& l) { return !l.attention.sums_to_1(); }); }},
     GATE = {"layers with an attention.gate.activation", [](const Config& c) { return c.some_layer(has_gate); }},
     GATE_BIAS = {"layers with a gate and attention.gate.bias",
@@ -143,13 +147,6 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
      "factor of a row's scores"},
     only_with(KIND, {"attention.kind", choice(a.kind), "", no, "how scores become weights"}),
-    only_with(LSSAR, {"attention.power", &a.power, "[1, 1000]", no, "exponent of lssar's second stage"}),
-    only_with(LSSAR, {"attention.offset", &a.offset, "[0, 1e6]", no,
-                      "subtracted in lssar's second stage, in units of the mean weight"}),
-    only_with(OFFSET, {"attention.offset_free_rows", &a.offset_free_rows, "[0, 2147483647]", no,
-                       "first rows without that offset"}),
-    only_with(THRESHOLD, {"attention.threshold", &a.threshold, "[0, 1e6]", no,
-                          "row i keeps the excess of each score over this times sqrt(2 ln i)"}),
     only_with(NO_SUM, {"attention.output_norm", choice(a.output_norm, qk_norm_names), "", no,
                        "normalises each head's output"}),
     {"attention.sink", choice(a.sink, sink_names), "", no,
@@ -290,9 +287,9 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
 // clang-format on
 
 std::vector<ConfigRow> config_rows(Config& c) {
-  std::vector<ConfigRow> rows = rows_of_all(c), of_files = rows_of_files(c, rows);
-  auto is_threshold = [](const ConfigRow& row) { return row.key == std::string("attention.threshold"); };
-  rows.insert(std::ranges::find_if(rows, is_threshold) + 1, of_files.begin(), of_files.end());
+  std::vector<ConfigRow> rows = rows_of_all(c), of_kinds = rows_of_kinds(c, rows);
+  auto is_kind = [](const ConfigRow& row) { return row.key == std::string("attention.kind"); };
+  rows.insert(std::ranges::find_if(rows, is_kind) + 1, of_kinds.begin(), of_kinds.end());
   return rows;
 }
 
@@ -302,17 +299,15 @@ ConfigRow config_row(Config& config, const std::string& key) {
   failure("%s is not in the configuration table", key.c_str());
 }
 
-static std::vector<Variant> shipped_variants() {
+// Beside those that are a kind with its settings (attention/kinds/).
+static std::vector<Variant> composed_variants() {
   return {
-      {"softmax", {}},
       {"sigmoid_gated", {{"attention.gate.activation", "sigmoid"}, {"attention.gate.bias", "false"}}},
       {"softplus_gated",
        {{"attention.gate.activation", "softplus"},
         {"attention.gate.weight_init", "zero"},
         {"attention.gate.bias_init", "0.541324855"}}},
       {"two_sigmoid_gated", {{"attention.gate.activation", "two_sigmoid"}, {"attention.gate.weight_init", "zero"}}},
-      {"lssa", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssa"}}},
-      {"lssar", {{"attention.qk_norm", "l2"}, {"attention.scale", "logd_logn"}, {"attention.kind", "lssar"}}},
       {"lssar_softplus_gated",
        {{"attention.qk_norm", "l2"},
         {"attention.scale", "logd_logn"},
@@ -326,17 +321,17 @@ static std::vector<Variant> shipped_variants() {
       {"fox", {{"attention.bias", "fox"}, {"model.position", "none"}}},
       {"cable", {{"attention.bias", "cable"}, {"model.position", "none"}}},
       {"softmax_sink", {{"attention.sink", "learned"}}},
-      {"sigmoid", {{"attention.kind", "sigmoid"}}},
-      {"relu", {{"attention.kind", "relu"}}},
-      {"relu2", {{"attention.kind", "relu2"}}},
-      {"threshold", {{"attention.qk_norm", "rms"}, {"attention.kind", "threshold"}, {"attention.output_norm", "rms"}}},
   };
 }
 
 const std::vector<Variant>& variants() {
   static const std::vector<Variant> table = [] {
-    std::vector<Variant> all = shipped_variants();
-    for (const KindFile& file : kind_files()) all.push_back({file.name, {{"attention.kind", file.name}}});
+    std::vector<Variant> all;
+    for (const KindRow& kind : kind_rows()) {
+      all.push_back({kind.name, {kind.variant.begin(), kind.variant.end()}});
+      if (all.size() > 1) all.back().changes.push_back({"attention.kind", kind.name});
+    }
+    std::ranges::copy(composed_variants(), std::back_inserter(all));
     return all;
   }();
   return table;
@@ -351,6 +346,7 @@ json value_json(const ConfigRow& row) {
   return std::visit(
       Overloaded{
           [&](double* x) { return number(*x); },
+          [&](const WholeNumber& x) { return number(*x.value); },
           [&](const EnumField& x) { return x.get() < x.names.size() ? json(x.names[x.get()]) : number(*x.number); },
           [](auto* x) { return json(*x); },
       },

@@ -22,12 +22,17 @@ struct EnumField {
   double* number;
 };
 
+// A number that is an integer, in a double.
+struct WholeNumber {
+  double* value;
+};
+
 // When a key has an effect.
 struct Needs {
   const char* what;  // "attention.kind = \"lssar\""
   std::function<bool(const Config&)> met;
   bool or_a_flag = false;  // a flag may ask for what it needs, as --lengths, where nothing is trained
-  bool of_a_file = false;  // this build alone has the key, of a kind that is a file: written where it has an effect
+  bool of_a_file = false;  // this build alone has the key, of a file of KINDS: written where it has an effect
 };
 
 // What another value does at --resume.
@@ -40,7 +45,7 @@ enum class AtResume {
 struct ConfigRow {
   const char* key;
   std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int>*,
-               EnumField>
+               WholeNumber, EnumField>
       value;
   const char* allowed;    // numbers: an interval as "[0, 1)"; else ""
   const char* automatic;  // nullptr, or the meaning of 0, "" or []: such a value is allowed as well
@@ -51,15 +56,15 @@ struct ConfigRow {
 };
 std::vector<ConfigRow> config_rows(Config& config);
 ConfigRow config_row(Config& config, const std::string& key);  // one of them
-// Those of the kinds that are files. check_parameter(): a user_error if a parameter's key is one of others, or its
-// default is outside its range.
-std::vector<ConfigRow> rows_of_files(Config& config, std::vector<ConfigRow> others);
-void check_parameter(const KindFile& file, const ScoreKey& parameter, const std::vector<ConfigRow>& others);
+// Those of the kinds. check_parameter(): a user_error if a parameter's key is one of others, or its default is outside
+// its range.
+std::vector<ConfigRow> rows_of_kinds(Config& config, std::vector<ConfigRow> others);
+void check_parameter(const KindRow& kind, const ScoreKey& parameter, const std::vector<ConfigRow>& others);
 
-// What a variant changes: key and value, the value as in --set. The first one changes nothing.
+// What a variant changes. The first one changes nothing.
 struct Variant {
   const char* name;
-  std::vector<std::pair<const char*, const char*>> changes;
+  std::vector<Setting> changes;
 };
 const std::vector<Variant>& variants();
 

@@ -7,13 +7,15 @@ A configuration is a value for every setting, and 1 to 4 ranks. It is trained wi
 again with --resume: killed, one of its ranks killed, asked to stop or to save, on a full disk. At last its metrics,
 weights and moments must be the same, and no temporary file be left. If any differs, its folder is kept and the exit
 code is 1. A seed gives the same configurations and kinds of interruption; their moments are shares of measured times.
-Choices and switches are drawn as ./train --help lists them, all other settings from VALUES, which must have each.
+Choices and switches are drawn as ./train --help lists them, keys of kinds also from their defaults and bounds, all
+other settings from VALUES, which must have each.
 As a test: ten configurations.
 """
 import argparse
 import collections
 import contextlib
 import functools
+import glob
 import itertools
 import json
 import os
@@ -32,7 +34,7 @@ from data.test_labels import label_file, some
 from eval.test_tasks import questions, task_file
 from support import workspace
 from support.runs import FILES, PATIENCE, RankRuns, send
-from support.scripts import common
+from support.scripts import ROOT, common
 from support.workspace import CRASH, TEXT, default_signals, merged
 
 # None: not given. batch.tokens: in micro batches of a rank. Settings that a rule between them refuses are drawn again.
@@ -97,7 +99,11 @@ def values_of_all_settings():
   names = {key: [False, True] if kind == "true/false" else [name for name in allowed.split(" | ") if " " not in name]
            for key, kind, allowed in listed if kind == "true/false" or kind.startswith("choice")}
   names["attention.variant"] = re.findall(r"^  (\w+) ", text[text.index("\nVariants"):], re.M)
-  if wrong := ({key for key, *_ in listed} - names.keys()) ^ VALUES.keys():
+  for path in glob.glob(os.path.join(ROOT, "attention", "kinds", "*.cuh")):
+    with open(path, encoding="utf-8") as file:
+      for name, default, least in re.findall(r'\{"(\w+)", (\S+), "\[([^,]+), ', file.read()):
+        names[f"attention.{name}"] = [float(default), float(least)]
+  if wrong := ({key for key, *_ in listed} - names.keys()) ^ (VALUES.keys() - names.keys()):
     raise common.UserError("VALUES of test/test_torture.py must have the numbers and texts of ./train --help and no "
                            "other setting; correct " + ", ".join(sorted(wrong)))
   return {**{key: [None] * round(len(few) * USUAL / (1 - USUAL)) + few for key, few in names.items()}, **VALUES}

@@ -4,7 +4,7 @@
 // of keys and dQ by tiles of queries, so that one thread computes each sum, in one order. Heads of more than 128
 // channels are done 128 output channels at a time, and each time the scores are computed again.
 #pragma once
-#include "attention/policies.cuh"
+#include "attention/policy.cuh"
 #include "attention/general/tiles.cuh"
 
 namespace {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       // Scores, masked
       score_tiles<Tile>(z, query_tile, stream_tile, q, i0, k, j0, place, sweep == 0 && j0 == tiles.begin);
       mask_scores<Tile, false>(z[0], mask, i0, j0);
-      if constexpr (Policy::OF_FILE) {
+      if constexpr (Policy::IS_FORMULA) {
 #pragma unroll
         for (int x = 0; x < X; x++)
 #pragma unroll
@@ -520,7 +520,7 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_for
   Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
   int B = c.call.shape.B;
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS > 1 || Policy::OF_FILE, CPU)>;
+    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS > 1 || Policy::IS_FORMULA, CPU)>;
     size_t floats = Tile::template FORWARD_FLOATS<Policy>;
     LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
@@ -533,7 +533,7 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_bac
   int B = c.call.shape.B;
   row_values<T, Policy, Mask>(c, shape);
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, Policy::OF_FILE, CPU)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, Policy::IS_FORMULA, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.dqkv, c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings,
@@ -550,7 +550,7 @@ void general_diagnose(float* figures, const float* stats, const T* qkv, const At
                       const KernelSettings& settings) {
   Shape shape = shape_of<T>(call, {qkv});
   with_general_width<on_cpu>(call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, Policy::OF_FILE, on_cpu)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, Policy::IS_FORMULA, on_cpu)>;
     int count = row_figures(call.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
                     (Policy::ROW_VALUES + FigurePlace<Tile>::PARTS * count) * Tile::HELD;
@@ -564,8 +564,8 @@ void general_diagnose(float* figures, const float* stats, const T* qkv, const At
 
 // A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for
 // windows and biases: some of these kernels would spill.
-template <class T, Kind KIND> bool add_general_of() {
-  using Policies = PolicyOf<KIND, FullMaths>;
+template <class T, class File> bool add_general_of(Kind kind) {
+  using Policies = PolicyOf<File, FullMaths>;
   using Mask = std::conditional_t<on_cpu, Biased, Causal>;
   Family<T> f = {.name = "general", .order = 3};
   f.suits_device = [] { return true; };
@@ -585,8 +585,10 @@ template <class T, Kind KIND> bool add_general_of() {
     Policies::choose(settings,
                      [&]<class Policy>() { general_diagnose<T, Policy, Mask>(figures, stats, qkv, call, settings); });
   };
-  return add_family(KIND, f);
+  return add_family(kind, f);
 }
-template <Kind KIND> bool add_general() { return add_general_of<float, KIND>() && add_general_of<bf16, KIND>(); }
+template <class File> bool add_general(Kind kind) {
+  return add_general_of<float, File>(kind) && add_general_of<bf16, File>(kind);
+}
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The backward pass for Hopper, as in tensor/kernels.cuh: a kernel for dK and dV, and one for dQ.
 #pragma once
 #include "attention/hopper/roles.cuh"
-#include "attention/policies.cuh"
+#include "attention/policy.cuh"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // The forward pass for Hopper: queries are held, keys and values stream past.
 #pragma once
 #include "attention/hopper/roles.cuh"
-#include "attention/policies.cuh"
+#include "attention/policy.cuh"
 
 namespace {
 
@@ -176,7 +176,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   // ---- weights
 
   template <int COLUMNS> __device__ __forceinline__ void formula(float (&z)[COLUMNS][4], int j0) {
-    if constexpr (Policy::OF_FILE) score_formula(one_group(z), policy, block_row, j0, mine);
+    if constexpr (Policy::IS_FORMULA) score_formula(one_group(z), policy, block_row, j0, mine);
   }
   // With OVERLAP z = the weights, which pack() moves to `weights` when the products have read those of the step before;
   // otherwise `weights` at once. factor = the number by which the outputs so far are to be multiplied.

@@ -31,18 +31,18 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
 
 // OTHERWISE: consumers take turns where usually they do not, and the other way round, for tests and benchmarks.
 template <class Policy, int DIM, bool OTHERWISE = false>
-using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::OF_FILE), 1, 0,
+using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::IS_FORMULA), 1, 0,
                                hopper_forward_in_turn(DIM, Policy::SWEEPS) != OTHERWISE>;
 // The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24
 // bytes).
 template <class Policy, int DIM, bool OTHERWISE = false, class Mask = Causal>
 using KeysTile =
-    HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::OF_FILE))), 2,
-               Policy::ROW_VALUES, hopper_keys_in_turn(DIM) != OTHERWISE>;
+    HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::IS_FORMULA))),
+               2, Policy::ROW_VALUES, hopper_keys_in_turn(DIM) != OTHERWISE>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
 template <class Policy, int DIM, bool OTHERWISE = false, class Mask = Causal>
-using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, Policy::OF_FILE && (Mask::ADDS || Policy::LEARNED)), 2, 0,
-                               hopper_queries_in_turn(DIM, Policy::HEAVY) != OTHERWISE>;
+using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, Policy::IS_FORMULA && (Mask::ADDS || Policy::LEARNED)), 2,
+                               0, hopper_queries_in_turn(DIM, Policy::HEAVY) != OTHERWISE>;
 
 // Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
 template <class Policy, class Tile, class Mask = Causal> void hopper_forward_by(const ForwardCall<bf16>& c) {
@@ -106,8 +106,8 @@ template <class Policy> bool hopper_supports(const AttentionCall<bf16>& call, Ad
   return aligned && D <= hopper_widest(Policy::HEAVY, call.settings.bias != Bias::none);
 }
 
-template <Kind KIND> bool add_hopper() {
-  using Policies = PolicyOf<KIND, FastMaths>;
+template <class File> bool add_hopper(Kind kind) {
+  using Policies = PolicyOf<File, FastMaths>;
   Family<bf16> f = {.name = "hopper", .order = 1};
   f.suits_device = [] { return device_properties().major == 9; };
   f.supports = hopper_supports<typename Policies::Usual>;
@@ -123,7 +123,7 @@ template <Kind KIND> bool add_hopper() {
     with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { hopper_backward<Policy, Mask>(c); });
   };
   f.undoes_preparation = true;
-  return add_family(KIND, f);
+  return add_family(kind, f);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "attention/heads.cuh"
-#include "attention/policies.cuh"
+#include "attention/policy.cuh"
 #include "emulation/blocks.h"
 #include "emulation/onednn.h"
 #include "emulation/pool.h"
@@ -131,7 +131,7 @@ void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, 
       int keys = std::min(SIDE, T - j0);
       multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), scratch.z[0], SIDE, false);
       mask_scores(scratch.z, mask, i0, j0, keys);
-      if constexpr (Policy::OF_FILE) {
+      if constexpr (Policy::IS_FORMULA) {
         for (int key = 0; key < keys; key++)
           for (int e = 0; e < SIDE; e++)
             scratch.z[key][e] = policy.score(scratch.z[key][e], float(i0 + e + 1), float(j0 + key + 1));
@@ -318,8 +318,8 @@ template <class Policy> void onednn_backward(const BackwardCall<bf16>& c) {
 }
 
 // What the forward pass saves is what the general kernels save.
-template <Kind KIND> bool add_onednn() {
-  using Policies = PolicyOf<KIND, FullMaths>;
+template <class File> bool add_onednn(Kind kind) {
+  using Policies = PolicyOf<File, FullMaths>;
   Family<bf16> f = {.name = "onednn", .order = 2};
   f.suits_device = cpu::onednn_multiplies_bf16;
   f.supports = [](const AttentionCall<bf16>&, Addresses) { return true; };
@@ -333,7 +333,7 @@ template <Kind KIND> bool add_onednn() {
   f.backward = [](const BackwardCall<bf16>& c) {
     Policies::choose(c.settings, [&]<class Policy>() { onednn_backward<Policy>(c); });
   };
-  return add_family(KIND, f);
+  return add_family(kind, f);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 // computes each sum, in one order, without atomics. Weights are rounded to bf16 when they enter a product, after the
 // row's statistics have been taken from them in float32.
 #pragma once
-#include "attention/policies.cuh"
+#include "attention/policy.cuh"
 #include "attention/tensor/tiles.cuh"
 
 namespace {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     begin_scores<false>(z, mask, i0, first_key(step));
     add_scores<Tile>(z, my_queries, keys);
     mask_scores<false>(z, mask, i0, first_key(step));
-    if constexpr (Policy::OF_FILE) score_formula(z, policy, i0, first_key(step));
+    if constexpr (Policy::IS_FORMULA) score_formula(z, policy, i0, first_key(step));
     return keys + TILE;
   };
 
@@ -348,7 +348,7 @@ template <class T, class Policy, class Mask> void tensor_forward(const ForwardCa
   Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
   int B = c.call.shape.B;
   with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, Policy::OF_FILE)>;
+    using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, Policy::IS_FORMULA)>;
     LAUNCH((attention_forward_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
            Tile::shared_elements(1) * sizeof(T), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
@@ -375,8 +375,8 @@ template <class T, class Policy, class Mask> void tensor_backward(const Backward
 // ---- the family
 
 // On the CPU layer these are slower than the general kernels, and only tests ask for them.
-template <Kind KIND> bool add_tensor() {
-  using Policies = PolicyOf<KIND, FastMaths>;
+template <class File> bool add_tensor(Kind kind) {
+  using Policies = PolicyOf<File, FastMaths>;
   Family<bf16> f = {.name = "tensor", .order = 2};
   f.suits_device = [] { return !on_cpu; };
   f.supports = [](const AttentionCall<bf16>& call, Addresses) {
@@ -393,7 +393,7 @@ template <Kind KIND> bool add_tensor() {
   f.backward = [](const BackwardCall<bf16>& c) {
     with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { tensor_backward<bf16, Policy, Mask>(c); });
   };
-  return add_family(KIND, f);
+  return add_family(kind, f);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 Of transformers the model needs only its base classes. Plain classes take their place here, so a comparison depends on
 PyTorch alone, whatever version of transformers is installed.
 """
+import glob
+import math
 import os
 import re
 import sys
@@ -41,7 +43,7 @@ def model_of(settings):
 
 
 def add_file(path):
-  """Adds the kind of a file (attention/score.h) to FORMULAS, as ./train does in checkpoints. Returns its name, and the
+  """Adds the kind of a file (attention/kind.h) to FORMULAS, as ./train does in checkpoints. Returns its name, and the
   defaults of its fixed numbers."""
   name = os.path.splitext(os.path.basename(path))[0]
   with open(path, encoding="utf-8") as file:
@@ -57,9 +59,16 @@ def add_file(path):
   names = "".join(f", {each}" for each in [*fixed, *learned])
   body = "".join(re.findall(r"\"([^\"]*)\"", pytorch[1]))
   try:
-    f = eval(f"lambda z, i, j, n, head, heads{names}: {body}", {"torch": torch, "F": torch.nn.functional})
-    f(*torch.ones(6 + len(fixed) + len(learned)))
+    f = eval(f"lambda z, i, j, n, head, heads, context{names}: {body}",
+             {"torch": torch, "F": torch.nn.functional, "math": math})
+    f(*torch.ones(7 + len(fixed) + len(learned)))
   except Exception as problem:  # whatever a formula may do wrong
     stop(f"{path}: its pytorch formula fails: {problem}")
   FORMULAS[name] = (row_weights[1], tuple(fixed), learned, f)
   return name, fixed
+
+
+for _path in glob.glob(os.path.join(os.path.dirname(__file__), "..", "..", "attention", "kinds", "*.cuh")):
+  with open(_path, encoding="utf-8") as _file:
+    if "pytorch =" in _file.read():
+      add_file(_path)

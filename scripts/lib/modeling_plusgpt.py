@@ -23,8 +23,8 @@ ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu,
                "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g)}
 BIASES = ("none", "alibi", "fox", "cable")
 LAYER_WORDS = ("full", "rotated", "unrotated", "gated", "ungated", *BIASES)  # in attention.layers
-# The kinds that are files (attention/score.h): what becomes of f in a row, fixed numbers, learned ones with their
-# initial values, f. The copy in a checkpoint has those of its model.
+# The kinds that are one expression f, from their files (attention/kind.h): what becomes of f in a row, fixed numbers,
+# learned ones with their initial values, f. The copy in a checkpoint has those of its model.
 FORMULAS = {
 }
 
@@ -121,7 +121,7 @@ def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fract
 
 def weights(z, settings, context, sink=None, learned=None):
   """Scores z [B, H, T, T] -> P, zero where a row does not see a key. context: the trained length; sink: [H] or None;
-  learned: {name: [H]}, the learned numbers of a kind that is a file."""
+  learned: {name: [H]}, the learned numbers of a kind."""
   seen, rows, kind = seen_by_rows(z, settings), rows_of(z, settings), settings.kind
   if kind == "softmax":
     z = z.masked_fill(~seen, -torch.inf)
@@ -130,25 +130,16 @@ def weights(z, settings, context, sink=None, learned=None):
     # A further key that every row sees and that has no value: its score is the sink's.
     sink = sink.to(z.dtype)[:, None, None] if settings.sink == "learned" else z.new_zeros(1)
     return torch.cat([z, sink.expand(*z.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
-  if kind == "sigmoid":
-    return torch.sigmoid(z - math.log(context)) * seen
-  if kind == "relu":
-    return F.relu(z) / rows * seen
-  if kind == "relu2":
-    return F.relu(z).square() / rows * seen
-  if kind == "threshold":
-    return F.relu(z - settings.threshold * (2 * rows.log()).sqrt()).square() * seen
-  if kind not in ("lssa", "lssar"):
-    return weights_of_file(z, seen, rows, settings, learned or {})
-  f = F.softplus(z) * seen
-  a = shares(f, f.sum(-1, keepdim=True))
-  return a if kind == "lssa" else sharpened(a, rows, seen, settings)
+  if kind == "lssar":
+    f = F.softplus(z) * seen
+    return sharpened(shares(f, f.sum(-1, keepdim=True)), rows, seen, settings)
+  return weights_of_formula(z, seen, rows, settings, context, learned or {})
 
 
-def weights_of_file(z, seen, rows, settings, learned):
+def weights_of_formula(z, seen, rows, settings, context, learned):
   if settings.kind not in FORMULAS:
-    raise ValueError(f"attention.kind {settings.kind!r} is a file, {settings.kind}.cuh in the checkpoint, that has no "
-                     "pytorch formula: add a line to FORMULAS in modeling_plusgpt.py")
+    raise ValueError(f"attention.kind {settings.kind!r} has no pytorch formula in its file, {settings.kind}.cuh: add a "
+                     "line to FORMULAS in modeling_plusgpt.py")
   row_weights, fixed, initial, f = FORMULAS[settings.kind]
   H, T = z.shape[-3:-1]
   i, heads = torch.arange(1, T + 1).to(z), torch.arange(1, H + 1).to(z)[:, None, None]
@@ -156,7 +147,8 @@ def weights_of_file(z, seen, rows, settings, learned):
   numbers.update((name, learned[name].to(z)[:, None, None]) for name in initial)
   # f of a hidden score is not used, but no part of it may be NaN, which gradients would pass on: a later key counts as
   # the row's own.
-  y = f(z.masked_fill(~seen, 0), i=i[:, None], j=torch.minimum(i, i[:, None]), n=rows, head=heads, heads=H, **numbers)
+  y = f(z.masked_fill(~seen, 0), i=i[:, None], j=torch.minimum(i, i[:, None]), n=rows, head=heads, heads=H,
+        context=context, **numbers)
   if row_weights == "softmax":
     return y.masked_fill(~seen, -torch.inf).softmax(-1)
   y = y.masked_fill(~seen, 0)
@@ -202,7 +194,7 @@ class Attention(nn.Module):
     self.rope_fraction = model.get("rope_fraction", 1)
     row_weights, _, initial, _ = FORMULAS.get(self.settings.kind, ("none", (), {}, None))
     # such an output is not normalised
-    sums_to_1 = self.settings.kind in ("softmax", "lssa", "lssar") or row_weights != "none"
+    sums_to_1 = self.settings.kind in ("softmax", "lssar") or row_weights != "none"
     self.output_norm = "none" if sums_to_1 else attention.get("output_norm", "none")
     self.context, self.shape = config.n_positions, (H, model["head_dim"])
     A = H * model["head_dim"]

@@ -8,6 +8,7 @@ NVCC ?= $(CUDA_HOME)/bin/nvcc
 OLDEST_CUDA := 12.4
 # a comma would end an argument of a function
 COMMA := ,
+SPACE := $(COMMA:,= )
 HAVE_NVCC := $(shell command -v $(NVCC))
 # Compute capabilities of the GPUs that are here. The kernels need 8.0 (Ampere) or newer; older cards are left out.
 TOO_OLD = $(filter 10 11 12 13 20 21 3% 5% 6% 7%,$(1))

@@ -5,6 +5,8 @@
 #pragma once
 #include <cmath>
 #include <limits>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "attention/bias.cuh"
@@ -32,6 +34,17 @@ struct AttentionSetup : AttentionSettings {
   }
 };
 
+// The settings of a kind with these values of its parameters; it need not have all.
+inline AttentionSettings of_kind(Kind kind, const std::map<std::string, double>& parameters) {
+  AttentionSettings s{.kind = kind};
+  const KindRow& row = kind_row(kind);
+  for (size_t n = 0; n < row.parameters.size(); n++)
+    if (auto given = parameters.find(row.parameters[n].name); given != parameters.end())
+      s.parameters[row.first_parameter + n] = given->second;
+  return s;
+}
+inline const KindRow* formula_of(Kind kind) { return kind_row(kind).is_formula() ? &kind_row(kind) : nullptr; }
+
 // Kernels take the scores of kinds made of softplus as multiples of ln 2.
 template <class R> R ref_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? std::log(R(2)) : R(1); }
 
@@ -43,7 +56,7 @@ template <class R> R ref_softplus(R z) { return std::max(z, R(0)) + std::log1p(s
 template <class R> R ref_sigmoid(R z) { return z < 0 ? std::exp(z) / (1 + std::exp(z)) : 1 / (1 + std::exp(-z)); }
 
 template <class R> R ref_threshold(const AttentionSettings& s, size_t n) {
-  return R(s.threshold) * std::sqrt(2 * std::log(R(n)));
+  return R(s.parameter("threshold")) * std::sqrt(2 * std::log(R(n)));
 }
 
 // lssar's stages; w, q are not yet divided by W.
@@ -53,7 +66,7 @@ template <class P> struct RefLssar {
   Numbers<P> f, r, w, q;
   RefLssar(const AttentionSettings& settings, const Numbers<P>& z) : f(z.size()), r(f), w(f), q(f) {
     size_t n = z.size();
-    offset = int(n) <= settings.offset_free_rows ? R(0) : R(settings.offset);
+    offset = double(n) <= settings.parameter("offset_free_rows") ? R(0) : R(settings.parameter("offset"));
     for (size_t j = 0; j < n; j++) s += f[j] = P::round(ref_softplus(z[j]));
     for (size_t j = 0; j < n; j++) {
       r[j] = P::round(std::max(R(0), P::round(R(n) * f[j] / s) - offset));
@@ -63,7 +76,7 @@ template <class P> struct RefLssar {
       std::fill(r.begin(), r.end(), R(0));
       return;
     }
-    R power = R(settings.power);
+    R power = R(settings.parameter("power"));
     for (size_t j = 0; j < n; j++) {
       w[j] = P::round(std::pow(P::round(r[j] / m), power));
       W += w[j];
@@ -83,8 +96,8 @@ struct RefRow {
   const std::vector<int>* keys = nullptr;
 };
 
-// The parameters of a kind that is a file, then the learned numbers of head h of H.
-inline std::vector<double> ref_numbers(const KindFile& file, const AttentionSetup& s, int h = 0, int H = 1) {
+// The parameters of a kind, then the learned numbers of head h of H.
+inline std::vector<double> ref_numbers(const KindRow& file, const AttentionSetup& s, int h = 0, int H = 1) {
   auto first = s.parameters.begin() + file.first_parameter;
   std::vector<double> numbers(first, first + file.parameters.size());
   for (size_t l = 0; l < file.learned.size(); l++)
@@ -92,9 +105,9 @@ inline std::vector<double> ref_numbers(const KindFile& file, const AttentionSetu
   return numbers;
 }
 
-// f of a kind that is a file; slopes by z, then by each learned number.
+// f of a formula; slopes by z, then by each learned number.
 template <class P>
-Numbers<P> ref_formula(const KindFile& file, const AttentionSetup& s, const Numbers<P>& z, const RefRow& row,
+Numbers<P> ref_formula(const KindRow& file, const AttentionSetup& s, const Numbers<P>& z, const RefRow& row,
                        std::vector<Numbers<P>>& slopes) {
   int n = int(z.size());
   std::vector<double> numbers = ref_numbers(file, s, row.h, row.H);
@@ -114,7 +127,7 @@ Numbers<P> ref_formula(const KindFile& file, const AttentionSetup& s, const Numb
 
 // Whether equal scores of this kind may have unequal weights, by their keys or heads.
 inline bool looks_at_places(Kind kind) {
-  const KindFile* file = kind_file(kind);
+  const KindRow* file = formula_of(kind);
   double values[2], slopes[1 + MOST_PARAMETERS];
   for (int n = 0; n < 2 && file; n++)
     file->exact(0.3, {9, 2 + 3 * n, 9, 1 + n, 2, ref_numbers(*file, {}).data()}, values[n], slopes);
@@ -125,7 +138,7 @@ template <class P>
 Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& scores, typename P::real sink,
                        typename P::real* sink_weight, const RefRow& row = {}) {
   using R = typename P::real;
-  const KindFile* file = kind_file(s.kind);
+  const KindRow* file = formula_of(s.kind);
   std::vector<Numbers<P>> unused;
   Numbers<P> z = file ? ref_formula<P>(*file, s, scores, row, unused) : scores;
   size_t n = z.size();
@@ -185,7 +198,7 @@ Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, con
   R sink_weight = 0, sum = 0;
   Numbers<P> dz(n), p = ref_weights<P>(s, z, sink, &sink_weight, row);
   slope = p;
-  if (const KindFile* file = kind_file(s.kind)) {
+  if (const KindRow* file = formula_of(s.kind)) {
     std::vector<Numbers<P>> by;
     Numbers<P> f = ref_formula<P>(*file, s, z, row, by);
     for (R x : f) sum += x;
@@ -220,11 +233,12 @@ Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, con
       if (row.W == 0) break;
       R with_o2 = 0;  // dO . O2 = sum of Q dP
       for (size_t j = 0; j < n; j++) with_o2 += P::round(row.q[j] / row.W) * dp[j];
-      R e = R(s.power) * row.offset * (with_o2 - dot * row.t);
+      R power = R(s.parameter("power"));
+      R e = power * row.offset * (with_o2 - dot * row.t);
       for (size_t j = 0; j < n; j++) {
-        R da = P::round(R(n) * R(s.power) * P::round(row.q[j] / row.W) * P::round(dp[j] - dot));
+        R da = P::round(R(n) * power * P::round(row.q[j] / row.W) * P::round(dp[j] - dot));
         dz[j] = P::round(P::round(ref_sigmoid(z[j])) * P::round(P::round(da - e) / row.s));
-        slope[j] = ref_sigmoid(z[j]) * R(n) * R(s.power) * row.q[j] / row.W / row.s;
+        slope[j] = ref_sigmoid(z[j]) * R(n) * power * row.q[j] / row.W / row.s;
       }
       break;
     }
@@ -323,7 +337,7 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
   Numbers<P> dqkv(shape.qkv_size(), R(0)), sizes(dqkv),
       out = ref_attention<P>(s, shape, qkv, sinks, first, bias), bias_sizes(shape.rows(), R(0)),
       learned_sizes(MOST_PARAMETERS * shape.H), out_sizes(out.size(), R(0));
-  const KindFile* file = kind_file(s.kind);
+  const KindRow* file = formula_of(s.kind);
   bool divides = file && file->weights == RowWeights::sum;
   for (int b = 0; b < shape.B; b++)
     for (int h = 0; h < shape.H; h++)
@@ -538,12 +552,13 @@ Numbers<P> ref_norm_output(const AttentionSettings& settings, const AttentionSha
 template <class T> constexpr double u = unit_roundoff<T>;
 
 inline std::string describe(const AttentionSettings& s, const AttentionShape& shape) {
-  std::string lssar = s.kind != Kind::lssar ? "" : format(" power %g offset %g", s.power, s.offset);
-  if (s.window) lssar += format(" window %d sink tokens %d", s.window, s.sink_tokens);
-  if (s.bias != Bias::none) lssar += " with a bias";
-  return format("%s%s sink %s norm %s scale %s B %d T %d H %d D %d", kind_names[int(s.kind)], lssar.c_str(),
-                sink_names[int(s.sink)], qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T,
-                shape.H, shape.D);
+  const KindRow& kind = kind_row(s.kind);
+  std::string more;
+  for (const ScoreKey& p : kind.parameters) more += format(" %s %g", p.name, s.parameter(p.name));
+  if (s.window) more += format(" window %d sink tokens %d", s.window, s.sink_tokens);
+  if (s.bias != Bias::none) more += " with a bias";
+  return format("%s%s sink %s norm %s scale %s B %d T %d H %d D %d", kind.name, more.c_str(), sink_names[int(s.sink)],
+                qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T, shape.H, shape.D);
 }
 
 // Unit normal q, k, v with q times 1/sqrt(D) (times `spread`), as the preparation leaves them.
@@ -571,8 +586,8 @@ inline std::vector<float> as_kernels_read(const Numbers<Exact>& c, const Attenti
   for (size_t row = 0; row < c.size(); row++) {
     int t = int(row % shape.T);
     float* head = &all[row / shape.T * bias_floats(shape.T)];
-    if (t % BIAS_ROWS == 0) origin_of(head, t) = as_two_floats(c[row] / score_unit(kind));
-    write_bias(head, shape.T, t, c[row] / score_unit(kind));
+    if (t % BIAS_ROWS == 0) origin_of(head, t) = as_two_floats(c[row] / kind_row(kind).unit);
+    write_bias(head, shape.T, t, c[row] / kind_row(kind).unit);
   }
   return all;
 }

@@ -11,9 +11,8 @@ static void check_by_differences(AttentionSetup s, const AttentionShape& shape, 
   auto qkv = widen<Exact>(random_normal<float>(shape.qkv_size(), 1)),
        dout = widen<Exact>(random_normal<float>(shape.out_size(), 2));
   Numbers<Exact> scales, sinks, dscales(shape.H, 0.0), dsinks(shape.H, 0.0);
-  if (const KindFile* file = kind_file(s.kind))
-    for (const LearnedNumber& number : file->learned)
-      for (int h = 0; h < shape.H; h++) s.learned.push_back(number.initial + 0.1 * h);
+  for (const LearnedNumber& number : kind_row(s.kind).learned)
+    for (int h = 0; h < shape.H; h++) s.learned.push_back(number.initial + 0.1 * h);
   Numbers<Exact> dlearned(s.learned.size(), 0.0);
   if (s.scale == Scale::ssmax) scales = widen<Exact>(random_normal<float>(shape.H, 3, 0.1f, 0.43f));
   if (s.sink == Sink::learned) sinks = widen<Exact>(random_normal<float>(shape.H, 4));

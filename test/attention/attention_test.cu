@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "attention/general/kernels.cuh"
+#include "attention/kinds/lssar.cuh"
+#include "attention/kinds/softmax.cuh"
 #include "attention/prepare.cuh"
 #include "test/support/device.h"
 
@@ -58,12 +60,12 @@ template <class T> struct Result {
   std::vector<float> stats, dsinks, dbias, dlearned;
 };
 
-// A kind that is a file, with numbers of its own for every head where it learns some.
+// With numbers of its own for every head where its kind learns some.
 template <class T> AttentionSetup with_learned(AttentionSetup s, int H) {
-  const KindFile* file = s.learned.empty() ? kind_file(s.kind) : nullptr;
-  for (size_t l = 0; file && l < file->learned.size(); l++)
+  if (!s.learned.empty()) return s;
+  for (const LearnedNumber& number : kind_row(s.kind).learned)
     for (int h = 0; h < H; h++)
-      s.learned.push_back(to_float(from_float<T>(float(file->learned[l].initial * (1 + 0.07 * h) + 0.03 * (h % 3)))));
+      s.learned.push_back(to_float(from_float<T>(float(number.initial * (1 + 0.07 * h) + 0.03 * (h % 3)))));
   return s;
 }
 
@@ -191,9 +193,7 @@ template <class T> double check_random(const AttentionSetup& s, const AttentionS
 
 // A kind as the shape tests use it. lssar: with power 3; 15 multiplies every rounding of z by 15 / m, so that few rows
 // show little. threshold: with a quarter of the usual one, which few random scores exceed, and those by little.
-static AttentionSetup settings_of(Kind kind, int T) {
-  return {{.kind = kind, .power = kind == Kind::lssar ? 3.0 : 15.0, .threshold = 0.25}, T};
-}
+static AttentionSetup settings_of(Kind kind, int T) { return {of_kind(kind, {{"power", 3}, {"threshold", 0.25}}), T}; }
 
 // ---- shapes: every T with every D; B and H vary along so that all pairs meet
 
@@ -335,7 +335,7 @@ TYPED_TEST(AttentionTest, EqualKeys) {
 TYPED_TEST(AttentionTest, Thresholds) {
   if (!attention_is_built(Kind::threshold)) GTEST_SKIP() << "built without threshold";
   for (double threshold : {0.0, 0.5})
-    check_random<typename TypeParam::T>({{.kind = Kind::threshold, .threshold = threshold}}, {3, 200, 3, 64});
+    check_random<typename TypeParam::T>({of_kind(Kind::threshold, {{"threshold", threshold}})}, {3, 200, 3, 64});
 }
 
 // The references must have the same degenerate rows as the kernels, or they would not agree: equal keys above, many
@@ -343,12 +343,13 @@ TYPED_TEST(AttentionTest, Thresholds) {
 TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
   if (!attention_is_built(Kind::lssar)) GTEST_SKIP() << "built without lssar";
   for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
-    check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = power}}, {3, 113, 3, 20});
+    check_random<typename TypeParam::T>({of_kind(Kind::lssar, {{"power", power}})}, {3, 113, 3, 20});
   for (int D : {64, 128}) check_random<typename TypeParam::T>({{.kind = Kind::lssar}}, {1, 200, 2, D});
-  check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = 3, .offset = 0}}, {2, 40, 3, 16});
-  check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = 3, .offset = 0.5, .offset_free_rows = 0}},
+  check_random<typename TypeParam::T>({of_kind(Kind::lssar, {{"power", 3}, {"offset", 0}})}, {2, 40, 3, 16});
+  check_random<typename TypeParam::T>({of_kind(Kind::lssar, {{"power", 3}, {"offset", 0.5}, {"offset_free_rows", 0}})},
                                       {2, 40, 3, 16});
-  check_random<typename TypeParam::T>({{.kind = Kind::lssar, .power = 3, .offset_free_rows = 100}}, {2, 40, 3, 16});
+  check_random<typename TypeParam::T>({of_kind(Kind::lssar, {{"power", 3}, {"offset_free_rows", 100}})},
+                                      {2, 40, 3, 16});
 }
 
 // Scores of about -4, -8, -12, -17, -40 for all keys, or for some: small weights must keep their digits.
@@ -366,7 +367,7 @@ TYPED_TEST(AttentionTest, VeryNegativeScores) {
         }
         // Where a formula is flat many weights are equal, and each of the 31 sums that merge a row's 32 parts may lose
         // half a unit to the same side.
-        double lost = kind_file(kind) ? 31 * u<float> / 2 : 0;
+        double lost = formula_of(kind) ? 31 * u<float> / 2 : 0;
         check_attention<T>(settings_of(kind, shape.T), shape, qkv, random_normal<T>(shape.out_size(), 2), lost);
       }
 }

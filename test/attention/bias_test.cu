@@ -57,7 +57,7 @@ TEST(Bias, DifferencesAreExactFarFromTheStart) {
       auto c = values_of(bias_of(bias, shape, logits, kind), shape);
       auto step = [&](int h, int t) {
         double x = logits[size_t(t) * shape.H + h], slope = std::exp2(-4.0 * (h + 1));
-        return (bias == Bias::alibi ? slope : std::log1p(std::exp(bias == Bias::fox ? -x : x))) / score_unit(kind);
+        return (bias == Bias::alibi ? slope : std::log1p(std::exp(bias == Bias::fox ? -x : x))) / kind_row(kind).unit;
       };
       for (int h = 0; h < shape.H; h++)
         for (int t = shape.T - 3 * BIAS_ROWS; t < shape.T; t++) {

@@ -6,6 +6,10 @@
 set -eu
 kinds=$1
 shift
+for file in $kinds; do
+  grep -q '^ *SCORE(' "$file" || { echo "check-kind: $file is a policy, which this cannot compare with anything: add \
+float64 formulas as attention/KINDS.md says, and run make test" >&2; exit 2; }
+done
 . scripts/lib/common.sh
 bash test/support/run.sh build/cpu "$@"
 python=${PYTHON:-$(find_python)}

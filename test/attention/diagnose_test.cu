@@ -58,7 +58,7 @@ template <class P> Numbers<P> ref_row_figures(const Numbers<P>& p, const std::ve
 // rounding may move.
 double small_weights(AttentionSetup s, Numbers<Exact> z, double sink, double raise, double largest, const RefRow& row) {
   double sink_weight;
-  s.offset -= raise;
+  if (s.kind == Kind::lssar) s.parameters[kind_row(s.kind).first_parameter + 1] -= raise;
   for (double& x : z) x += raise;
   auto p = ref_weights<Exact>(s, z, sink, &sink_weight, row);
   return double(std::count_if(p.begin(), p.end(), [&](double x) { return x <= largest; }));
@@ -127,7 +127,7 @@ template <class T> struct Check {
 std::vector<AttentionSetup> settings_of_all_kinds() {
   std::vector<AttentionSetup> all;
   for (size_t k = 0; k < std::size(kind_names); k++)
-    if (attention_is_built(Kind(k))) all.push_back({{.kind = Kind(k), .power = 3}});
+    if (attention_is_built(Kind(k))) all.push_back({of_kind(Kind(k), {{"power", 3}})});
   return all;
 }
 
@@ -147,7 +147,7 @@ TEST(Diagnose, SettingsOfTheKinds) {
   for (Sink sink : {Sink::one, Sink::learned})
     if (attention_is_built(Kind::softmax)) Check<float>({{.sink = sink}}, shape).add(shape, 5);
   for (double power : {1.0, 2.5}) {
-    AttentionSetup s{{.kind = Kind::lssar, .power = power, .offset_free_rows = 7}};
+    AttentionSetup s{of_kind(Kind::lssar, {{"power", power}, {"offset_free_rows", 7}})};
     if (attention_is_built(Kind::lssar)) Check<float>(s, shape).add(shape, 6);
   }
 }
@@ -180,7 +180,7 @@ TEST(Diagnose, UniformScores) {
     if (!s.sums_to_1() || looks_at_places(s.kind)) continue;
     Diagnosed<float> diagnosed(s, shape, qkv);
     for (int i = 0; i < T; i++) {
-      bool degenerate = s.kind == Kind::lssar && i >= s.offset_free_rows;
+      bool degenerate = s.kind == Kind::lssar && i >= s.parameter("offset_free_rows");
       EXPECT_EQ(diagnosed.at(F::ZEROS, 0, 0, i), degenerate ? i + 1 : 0);
       double sum = diagnosed.at(F::SUM, 0, 0, i), n = i + 1;
       EXPECT_NEAR(sum, degenerate ? 0 : 1, 1e-5);

@@ -1,6 +1,6 @@
 // Kinds that are files (attention/score.h): slopes of its functions against differences, what every file of this build
 // promises, and how broken promises are named. The other tests of attention run these kinds like all others.
-#include "attention/kind_file.h"
+#include "attention/kind_row.h"
 
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ TEST(Score, SlopesAreDerivatives) {
 }
 
 // The first promise of score.h that f breaks at this place, "" if it keeps all. numbers: parameters, then learned ones.
-std::string broken_promise(const KindFile& file, std::vector<double> numbers, ScorePosition place) {
+std::string broken_promise(const KindRow& file, std::vector<double> numbers, ScorePosition place) {
   size_t fixed = file.parameters.size();
   place.numbers = numbers.data();
   for (double z : {-4000.0, -80.0, -30.0, -1.0, -0.1, 0.1, 1.0, 30.0, 80.0, 4000.0}) {
@@ -89,7 +89,7 @@ std::string broken_promise(const KindFile& file, std::vector<double> numbers, Sc
 }
 
 // By the numbers that it begins with, at several places.
-std::string broken_promise(const KindFile& file) {
+std::string broken_promise(const KindRow& file) {
   std::vector<double> numbers;
   for (const ScoreKey& parameter : file.parameters) numbers.push_back(parameter.initial);
   for (const LearnedNumber& number : file.learned) numbers.push_back(number.initial);
@@ -101,7 +101,7 @@ std::string broken_promise(const KindFile& file) {
 }
 
 TEST(KindFiles, KeepTheirPromises) {
-  for (const KindFile& file : kind_files()) EXPECT_EQ(broken_promise(file), "");
+  for (const KindRow& kind : kind_rows()) EXPECT_EQ(kind.is_formula() ? broken_promise(kind) : "", "");
 }
 
 struct Files {
@@ -137,47 +137,50 @@ struct Files {
 };
 
 TEST(KindFiles, BrokenPromisesAreNamed) {
-  auto expect = [](const KindFile& file, const std::string& begin) {
+  auto expect = [](const KindRow& file, const std::string& begin) {
     std::string broken = broken_promise(file);
     EXPECT_TRUE(broken.starts_with("a/x.cuh: " + begin)) << begin << ": " << broken;
   };
-  expect(kind_file_of<Files::score_overflows>("x", "a/x.cuh", ""), "f overflows in float32 at z = 4000: bound it");
-  expect(kind_file_of<Files::score_negative>("x", "a/x.cuh", ""), "f is negative at z = -4000: weights by sum need");
-  expect(kind_file_of<Files::score_undefined>("x", "a/x.cuh", ""), "f is not a number at z = -4000");
-  expect(kind_file_of<Files::score_steep>("x", "a/x.cuh", ""), "the slope of f overflows in float32 at z = ");
-  expect(kind_file_of<Files::score_detached>("x", "a/x.cuh", ""), "the slope of f is ");
-  expect(kind_file_of<Files::score_detached_cap>("x", "a/x.cuh", ""), "the slope of f by cap is ");
-  expect(kind_file_of<Files::score_early>("x", "a/x.cuh", ""), "f is negative at z = -4000");
+  expect(kind_row_of<Files::kind_overflows>("x", "a/x.cuh", ""), "f overflows in float32 at z = 4000: bound it");
+  expect(kind_row_of<Files::kind_negative>("x", "a/x.cuh", ""), "f is negative at z = -4000: weights by sum need");
+  expect(kind_row_of<Files::kind_undefined>("x", "a/x.cuh", ""), "f is not a number at z = -4000");
+  expect(kind_row_of<Files::kind_steep>("x", "a/x.cuh", ""), "the slope of f overflows in float32 at z = ");
+  expect(kind_row_of<Files::kind_detached>("x", "a/x.cuh", ""), "the slope of f is ");
+  expect(kind_row_of<Files::kind_detached_cap>("x", "a/x.cuh", ""), "the slope of f by cap is ");
+  expect(kind_row_of<Files::kind_early>("x", "a/x.cuh", ""), "f is negative at z = -4000");
 }
 
 TEST(KindFiles, HaveKeysWithDefaultsInRange) {
   Config config = parse_config("{}", "c.json");
-  for (const KindFile& file : kind_files())
+  for (const KindRow& file : kind_rows())
     for (const ScoreKey& p : file.parameters)
       EXPECT_NO_THROW(parse_config(
           "{}", "c.json", {format("attention.kind=%s", file.name), format("attention.%s=%.17g", p.name, p.initial)}))
-          << file.path << ": parameter " << p.name;
+          << file.name << ": parameter " << p.name;
 }
 
 // With their formulas in PyTorch, or a warning.
 TEST(KindFiles, AreInCheckpoints) {
   auto with_kind = [](const char* kind) { return parse_config("{}", "c.json", {format("attention.kind=%s", kind)}); };
-  EXPECT_NE(modelling_code(with_kind("lssa")).find("\nFORMULAS = {\n}\n"), std::string::npos);
+  EXPECT_NE(modelling_code(with_kind("lssar")).find("\nFORMULAS = {\n}\n"), std::string::npos);
   EXPECT_TRUE(texts_of_kinds(with_kind("lssa")).empty());
-  for (const KindFile& file : kind_files()) {
+  for (const KindRow& file : kind_rows()) {
     Config config = with_kind(file.name);
     testing::internal::CaptureStderr();
     auto texts = texts_of_kinds(config);
     bool warned = testing::internal::GetCapturedStderr().find("has no formula in PyTorch") != std::string::npos;
-    EXPECT_EQ(texts, (std::map<std::string, std::string>{{std::string(file.name) + ".cuh", file.text}}));
-    EXPECT_EQ(warned, !file.pytorch) << file.path;
+    std::map<std::string, std::string> own;
+    if (file.text) own[std::string(file.name) + ".cuh"] = file.text;
+    EXPECT_EQ(texts, own) << file.name;
+    EXPECT_EQ(warned, file.text && !file.pytorch) << file.name;
     std::string entry = format("\nFORMULAS = {\n  \"%s\": (\"%s\", (", file.name, row_weights_names[int(file.weights)]);
-    EXPECT_EQ(modelling_code(config).find(entry) != std::string::npos, !warned) << file.path;
+    EXPECT_EQ(modelling_code(config).find(entry) != std::string::npos, file.pytorch != nullptr) << file.name;
   }
 }
 
 TEST(KindFiles, OtherTextsAreRefused) {
-  for (const KindFile& file : kind_files()) {
+  for (const KindRow& file : kind_rows()) {
+    if (!file.text) continue;
     std::vector<std::string> sets = {format("attention.kind=%s", file.name)};
     std::string own = parse_config("{}", "c.json", sets).kind_file;
     sets.push_back("attention.kind_file=" + own);

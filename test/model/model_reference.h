@@ -180,11 +180,11 @@ template <class P> class ReferenceModel {
     std::string entry = config_.layers.empty() ? "" : config_.layers[l % config_.layers.size()];
     return ("_" + entry + "_").find("_" + word + "_") != std::string::npos;
   }
-  // Names of the learned numbers of a kind that is a file.
+  // Names of the learned numbers of a kind.
   static std::vector<std::string> learned(int l, Kind kind) {
     std::vector<std::string> names;
-    if (const KindFile* file = kind_file(kind))
-      for (const LearnedNumber& number : file->learned) names.push_back(format("h.%d.attn.score.%s", l, number.name));
+    for (const LearnedNumber& number : kind_row(kind).learned)
+      names.push_back(format("h.%d.attn.score.%s", l, number.name));
     return names;
   }
   AttentionSetup setup(int l) const {

@@ -313,9 +313,9 @@ TEST(Settings, EveryKeyOfAttentionReachesItsField) {
   EXPECT_EQ(s.qk_norm, QkNorm::rms);
   EXPECT_EQ(s.scale, Scale::number);
   EXPECT_EQ(s.scale_number, 0.25);
-  EXPECT_EQ(s.power, 3);
-  EXPECT_EQ(s.offset, 0.5);
-  EXPECT_EQ(s.offset_free_rows, 7);
+  EXPECT_EQ(s.parameter("power"), 3);
+  EXPECT_EQ(s.parameter("offset"), 0.5);
+  EXPECT_EQ(s.parameter("offset_free_rows"), 7);
   EXPECT_EQ(s.gate.activation, GateActivation::silu);
   EXPECT_EQ(s.gate.position, GatePosition::key);
   EXPECT_EQ(s.gate.granularity, GateGranularity::headwise);

@@ -154,7 +154,9 @@ class Kinds(unittest.TestCase):
 
 
 class KindFiles(unittest.TestCase):
-  """make KINDS=..., attention/score.h."""
+  """The files of kinds, attention/kind.h and attention/score.h, and make KINDS=..."""
+
+  TREE = " ".join(os.path.join(ROOT, f"attention/kinds/{kind}.cuh") for kind in ("softmax", "relu"))
 
   GOOD = """#include "attention/score.h"
 SCORE(NAME) {
@@ -170,7 +172,7 @@ SCORE(NAME) {
         os.makedirs(os.path.dirname(f"{folder}/{name}"), exist_ok=True)
         with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
           file.write(text)
-      return subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/kind_files.sh"), "softmax relu", *names],
+      return subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/kind_files.sh"), "list", self.TREE, *names],
                             cwd=folder, capture_output=True, text=True, timeout=60)
 
   def test_lists_them_with_their_text(self):
@@ -190,13 +192,14 @@ SCORE(NAME) {
     good = self.GOOD.replace("BODY", "relu(z)")
     for files, names, parts in (
         ({}, ["gone.cuh"], ["gone.cuh:1:", "no such file"]),
-        ({"x.cuh": "int a;\n"}, ["x.cuh"], ["x.cuh:1:", "SCORE(x)"]),
+        ({"x.cuh": "int a;\n"}, ["x.cuh"], ["x.cuh:1:", "SCORE(x)", "KIND(x)"]),
+        ({"x.cuh": "\nKIND(x) {\n"}, ["x.cuh"], ["x.cuh:2:", "there is no policy", "PolicyOf<kind_x, Maths>"]),
         ({"x.cuh": "\n" + good.replace("NAME", "y")}, ["x.cuh"], ["x.cuh:3:", "must say SCORE(x)"]),
         ({"x.cuh": good.replace("NAME", "x").replace(" f(", " g(")}, ["x.cuh"],
          ["x.cuh:2:", "there is no formula: add FORMULA f(Z z, At at)"]),
         ({"Bad.cuh": good}, ["Bad.cuh"], ["Bad.cuh:1:", "small letter"]),
         ({"x.h": good}, ["x.h"], ["x.h:1:", ".cuh"]),
-        ({"relu.cuh": good.replace("NAME", "relu")}, ["relu.cuh"], ["relu.cuh:1:", "policies.cuh already"]),
+        ({"relu.cuh": good.replace("NAME", "relu")}, ["relu.cuh"], ["relu.cuh:1:", "attention/kinds/ already"]),
         ({"no_window.cuh": good.replace("NAME", "no_window")}, ["no_window.cuh"], ['"window" is a word']),
         ({"a b/x.cuh": good.replace("NAME", "x")}, ["a", "b/x.cuh"], ["a b/x.cuh: make divides names", "ln -s"]),
         ({"x.cuh": good.replace("NAME", "x"), "a/x.cuh": good.replace("NAME", "x")}, ["x.cuh", "a/x.cuh"],
@@ -219,13 +222,14 @@ SCORE(NAME) {
       with open(path, "w", encoding="utf-8") as file:
         file.write(text)
       with open(f"{folder}/kinds.inc", "w", encoding="utf-8") as file:
-        subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/kind_files.sh"), "softmax", path], stdout=file,
-                       check=True, timeout=60)
+        subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/kind_files.sh"), "list", self.TREE, path],
+                       stdout=file, check=True, timeout=60)
       log = f"{folder}/log"
       with open(log, "w", encoding="utf-8") as file:
-        code = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", f"-I{folder}", f"-I{ROOT}",
-                               os.path.join(ROOT, "attention/kinds.cpp")], stderr=file, timeout=100).returncode
-      done = subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/kind_files.sh"), "--explain", log], check=True,
+        code = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", "-DKINDS_OF_THE_TREE=softmax,relu", f"-I{folder}",
+                               f"-I{ROOT}", os.path.join(ROOT, "attention/kinds.cpp")], stderr=file,
+                              timeout=100).returncode
+      done = subprocess.run(["bash", os.path.join(ROOT, "scripts/lib/kind_files.sh"), "explain", log], check=True,
                             capture_output=True, text=True, timeout=100)
       return code, done.stdout
 

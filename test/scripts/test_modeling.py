@@ -18,6 +18,7 @@ try:
   import numpy  # noqa: F401: without it the next would end the tests
   from lib import compare_transformers
   from lib.modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel, bias
+  from lib import formula  # noqa: F401: adds the kinds of the tree
 except ImportError:
   torch = None
 

@@ -86,7 +86,7 @@ static std::string allowed_names(const std::string& key) {
 
 TEST(ConfigErrors, RefusalsOfValues) {
   std::string kinds = allowed_names("attention.kind"), variants = allowed_names("attention.variant");
-  EXPECT_EQ(kinds.rfind("softmax, lssa, lssar, sigmoid", 0), 0u) << kinds;
+  EXPECT_EQ(kinds.rfind("softmax, lssa, lssar, relu", 0), 0u) << kinds;
   for (std::string value : {"\"twelve\"", "1.5", "[12]", "-1", "99999999999", "4294967297"})
     expect_wrong("model.layers", value, "must be an integer in [1, 1000]");
   for (auto& [key, value, problem] : std::vector<std::array<std::string, 3>>{
@@ -408,7 +408,7 @@ TEST(ConfigErrors, UntrustedBytes) {
 // attention/score.h: keys of kinds that are files.
 TEST(ConfigErrors, ParametersOfFilesAreNewKeys) {
   Config c;
-  KindFile file = {};
+  KindRow file = {};
   file.path = "/a/x.cuh", file.text = "one line\n\n{\"power\", 1}, {\"gate\", 1}";
   auto check = [&](const char* name, double initial = 1) {
     check_parameter(file, {name, initial, "(0, 10]", "help"}, config_rows(c));

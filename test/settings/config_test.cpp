@@ -35,14 +35,13 @@ TEST(Config, IntervalsNeedNoSpace) {  // those of a kind's file are its author's
 }
 
 TEST(Config, DefaultsAreTheDocumentedOnes) {
-  EXPECT_EQ(config_json(parse_config("{}", "")), nlohmann::ordered_json::parse(R"({
+  nlohmann::ordered_json expected = nlohmann::ordered_json::parse(R"({
   "name": "run", "seed": 1337, "init": "", "init_missing": "make", "precision": "", "threads": 0,
   "model": {"layers": 12, "heads": 12, "channels": 768, "head_dim": 64, "context": 1024,
             "vocab": 50257, "mlp_ratio": 4, "position": "rope", "rope_base": 10000,
             "rope_fraction": 1, "head": {"outputs": 0}},
   "attention": {"variant": "softmax", "qk_norm": "none", "scale": "rsqrt_d",
-                "kind": "softmax", "power": 15, "offset": 1, "offset_free_rows": 3,
-                "threshold": 1, "output_norm": "none", "sink": "none", "window": 0,
+                "kind": "softmax", "output_norm": "none", "sink": "none", "window": 0,
                 "sink_tokens": 0, "bias": "none", "layers": [],
                 "gate": {"activation": "none", "granularity": "elementwise",
                 "op": "multiply", "position": "sdpa", "weight_init": "normal", "bias": true,
@@ -68,7 +67,17 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "diagnostics": {"every": 0, "tokens": 65536, "start": "any"},
   "plan": {"memory": "", "ranks": 0, "tflops": 0.0},
   "log": {"every": 1, "groups_every": 0}
-})"));
+})");
+  nlohmann::ordered_json all = config_json(parse_config("{}", "")), of_kinds;
+  for (const KindRow& kind : kind_rows())
+    for (const ScoreKey& parameter : kind.parameters)
+      if (auto found = all["attention"].find(parameter.name); found != all["attention"].end()) {
+        of_kinds[kind.name][parameter.name] = *found;
+        all["attention"].erase(found);
+      }
+  EXPECT_EQ(all, expected);
+  EXPECT_EQ(of_kinds["lssar"].dump(), R"({"power":15,"offset":1,"offset_free_rows":3})");
+  EXPECT_EQ(of_kinds["threshold"].dump(), R"({"threshold":1})");
 }
 
 TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
@@ -318,12 +327,15 @@ TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
       {"fox", {{"attention.bias", "\"fox\""}, {"model.position", "\"none\""}}},
       {"cable", {{"attention.bias", "\"cable\""}, {"model.position", "\"none\""}}},
       {"softmax_sink", {{"attention.sink", "\"learned\""}}},
-      {"sigmoid", {{"attention.kind", "\"sigmoid\""}}},
       {"relu", {{"attention.kind", "\"relu\""}}},
-      {"relu2", {{"attention.kind", "\"relu2\""}}},
       {"threshold",
        {{"attention.qk_norm", "\"rms\""}, {"attention.kind", "\"threshold\""}, {"attention.output_norm", "\"rms\""}}}};
-  EXPECT_EQ(variants().size(), expected.size() + kind_files().size());
+  for (const Variant& variant : variants()) {  // all others are a kind, named like it
+    Changes kind = {{"attention.kind", format("\"%s\"", variant.name)}};
+    kind["attention.variant"] = kind["attention.kind"];
+    if (expected.contains(variant.name)) continue;
+    EXPECT_EQ(changes(parse_config("{}", "", {format("attention.variant=%s", variant.name)})), kind);
+  }
   for (auto& [name, change] : expected) {
     Changes whole = change;
     if (name != "softmax") whole["attention.variant"] = "\"" + name + "\"";

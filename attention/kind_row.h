@@ -1,6 +1,7 @@
-// What a build and its tests know of a kind's file (score.h): its formula on the host, and what a file must have.
+// The row of a kind's file (kind.h): what it holds, its formula on the host, and what a file must have.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <string_view>
 
 #include "attention/score.h"
@@ -24,9 +25,36 @@ template <class File, class R> void evaluate(R z, const ScorePosition& place, R&
   for (int l = 0; l < f.LEARNED; l++) slopes[1 + l] = f.slope_by_learned(l, z, place.i, place.j, place.n);
 }
 
-template <class File> KindFile kind_file_of(const char* name, const char* path, const char* text) {
-  return {name,          path,          text, File::weights,          File::parameters,
-          File::learned, File::pytorch, 0,    evaluate<File, double>, evaluate<File, float>};
+template <class File> void write_numbers(const double* parameters, float* to) {
+  if constexpr (File::is_formula) {
+    for (size_t n = 0; n < std::size(File::parameters); n++) *to++ = float(parameters[n]);
+    for (const LearnedNumber& number : File::learned) *to++ = float(number.initial);
+  } else {
+    auto numbers = File::numbers(parameters);
+    static_assert(sizeof(numbers) <= MOST_PARAMETERS * sizeof(float) &&
+                  std::is_trivially_copyable_v<decltype(numbers)>);
+    std::memcpy(to, &numbers, sizeof(numbers));
+  }
+}
+
+template <class File> KindRow kind_row_of(const char* name, const char* path, const char* text) {
+  KindRow row = {name,
+                 path,
+                 text,
+                 File::weights,
+                 File::unit,
+                 File::has_sink,
+                 File::parameters,
+                 File::learned,
+                 File::variant,
+                 File::pytorch,
+                 File::dense_rows,
+                 /*first_parameter=*/0,
+                 write_numbers<File>,
+                 nullptr,
+                 nullptr};
+  if constexpr (File::is_formula) row.exact = evaluate<File, double>, row.naive = evaluate<File, float>;
+  return row;
 }
 
 // ---- what a file must have; make states these at the line of its SCORE(name)
@@ -49,7 +77,8 @@ template <class File> constexpr bool reads_its_numbers = requires {
   requires(constant_formula<File>.value(1, 1, 1, 1) < HUGE_VAL);
 };
 template <class File> constexpr bool names_are_keys() {
-  std::string_view names[2 * MOST_PARAMETERS] = {}, words[] = {"z", "i", "j", "n", "head", "heads", "torch"};
+  std::string_view names[2 * MOST_PARAMETERS] = {},
+                             words[] = {"z", "i", "j", "n", "head", "heads", "context", "torch", "math"};
   size_t count = 0;
   auto takes = [&](std::string_view name) {
     bool free = std::ranges::find(words, name) == std::end(words) && std::ranges::find(names, name) == std::end(names);
@@ -67,14 +96,10 @@ template <class File> constexpr bool ranges_are_written() {
            (range.back() == ']' || range.back() == ')');
   });
 }
-#define CHECK_KIND_FILE(FILE)                                                                              \
+#define CHECK_KIND(FILE)                                                                                   \
   static_assert(has_weights<FILE>,                                                                         \
                 "say what becomes of f: static constexpr RowWeights weights = RowWeights::softmax;"        \
                 " or sum, or none");                                                                       \
-  static_assert(returns_score<FILE>(), "f must return a formula of z, not a plain number");                \
-  static_assert(reads_its_numbers<FILE>,                                                                   \
-                "f reads at.parameter[k] or at.learned[k] of a k that the file does not declare, or calls" \
-                " what the head of attention/score.h does not list");                                      \
   static_assert(std::size(FILE::parameters) + std::size(FILE::learned) <= MOST_PARAMETERS,                 \
                 "at most four numbers, fixed and learned");                                                \
   static_assert(names_are_keys<FILE>(),                                                                    \
@@ -82,3 +107,9 @@ template <class File> constexpr bool ranges_are_written() {
   static_assert(ranges_are_written<FILE>(),                                                                \
                 "a parameter's range is an interval: write [0, 1], or (0, 1] without the "                 \
                 "0")
+#define CHECK_SCORE(FILE)                                                                                  \
+  CHECK_KIND(FILE);                                                                                        \
+  static_assert(returns_score<FILE>(), "f must return a formula of z, not a plain number");                \
+  static_assert(reads_its_numbers<FILE>,                                                                   \
+                "f reads at.parameter[k] or at.learned[k] of a k that the file does not declare, or calls" \
+                " what the head of attention/score.h does not list")

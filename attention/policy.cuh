@@ -1,0 +1,107 @@
+// The kinds of attention. Each is a struct, its policy: it turns scores z_ij = q_i . k_j into weights P_ij, and
+// gradients of weights into gradients of scores. Kernels know nothing else of a kind. Policies see finished scores:
+// norms of q and k (l2, rms) and the scale, by length too, come from prepare.cu. Row i = 1..T sees the n = i keys
+// j <= i; a masked score arrives as -inf and must give weight 0 and gradient 0. README.md has the equations. Scores are
+// multiples of the kind's unit.
+//
+// The forward pass of a row, in every family of kernels:
+//   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
+//     start_sweep(sweep, n, sums =, first)                // first: of the threads of a row, one adds the sink
+//     for each key:
+//       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(): all of a tile's keys
+//       last sweep: outputs *= rescale(sums, top)         // once for each tile of keys; top: its largest score
+//                   weigh(z, constants, sums +=, weights =), outputs += weights x value
+//     merge(sweep, sums +=, other)                        // each of those threads has sums over its own keys
+//     first of two sweeps: row_constants(n, sums, constants =)
+//     last sweep: finish(n, constants, sums, factors =, saved =), outputs *= factors
+//
+// The backward pass of a row:
+//   row_for_backward(n, saved, dots, row =)               // dots: dO . output, for each of OUTPUTS
+//   for each key: grad(z, dp, row, p =, dz =)             // dp: dO . v; p: the weight; dz: the score's gradient
+//                 or, with FROM_WEIGHT, p = weight(z, row) before dp is known, then dz = grad(p, dp, row)
+//
+// The constructor, Policy(settings, sink, head), runs on the device, once for each head. Constants of a policy:
+//
+//   SWEEPS      over the keys in the forward pass: 1 or 2
+//   OUTPUTS     weighted sums of the values: 1, or 2 (the second, in float32, is for the backward pass alone)
+//   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
+//   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
+//   HEAVY       registers that grad() needs: 0 few, 1 with slopes, 2 with any power
+//   FROM_WEIGHT grad() takes the weight in place of the score
+//   IS_FORMULA     the weights are of score(z, i, j) in place of z, and grad() takes i and j too, from 1 (formula.cuh)
+//   LEARNED     numbers of the score that are learned; add_learned() sums their gradients
+//   Evaluation  a type: the policy of a forward pass that no backward pass follows
+//   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
+//               row (read by the backward kernels); kernels give each array one element more, so that none is empty
+#pragma once
+#define POLICIES 1  // the files of kinds have theirs from here on
+#include "attention/masks.cuh"
+#include "attention/maths.cuh"
+
+// The policy of a kind, for the families: choose(settings, f) calls f.operator()<Policy>(). A kind may have several, as
+// lssar has by its power; Usual is one of them.
+template <class File, class Maths> struct PolicyOf;
+template <class Policy> struct OnePolicy {
+  using Usual = Policy;
+  template <class F> static void choose(const KernelSettings&, F f) { f.template operator()<Policy>(); }
+};
+// f.operator()<Policy, Mask>(), with what a call's settings need.
+template <class Policies, class Call, class F> void with_policy_and_mask(const Call& c, F f) {
+  Policies::choose(c.settings, [&]<class Policy>() {
+    if (c.settings.bias) f.template operator()<Policy, Biased>();
+    else if (c.call.window_or_bias()) f.template operator()<Policy, Window>();
+    else f.template operator()<Policy, Causal>();
+  });
+}
+
+// Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
+struct PolicyDefaults {
+  static constexpr int SWEEPS = 1, OUTPUTS = 1;
+  static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false, IS_FORMULA = false;
+  static constexpr int HEAVY = 0, LEARNED = 0;
+  enum { SUMS };
+  enum { CONSTANTS };
+  enum { SAVED };
+  enum { ROW_VALUES };
+  __device__ void start_sweep(int, int, float*, bool) const {}
+  __device__ void first_sweep(float, float*) const {}
+  template <int N> __device__ void first_sweep_tile(const float (&)[N], int, float*) const {}
+  __device__ void row_constants(int, const float*, float*) const {}
+  __device__ float rescale(float*, float) const { return 1; }
+  __device__ void merge(int, float*, const float*) const {}
+  __device__ void row_for_backward(int, const float*, const float*, float*) const {}
+};
+
+// Learned number l of head h; `initial` where a call has none.
+__device__ inline float learned_number(const KernelSettings& s, int l, int h, float initial) {
+  const void* all = s.learned[l];
+  if (!all) return initial;
+  return s.learned_in_bf16 ? to_float(static_cast<const bf16*>(all)[h]) : static_cast<const float*>(all)[h];
+}
+
+// p and dz of the score of query i and key j, from 1, with any form of grad(); finish_gradient(): from a z that
+// weight() has made p where it can.
+template <class Policy>
+__device__ __forceinline__ void finish_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
+                                                float& dz, float i, float j) {
+  if constexpr (Policy::FROM_WEIGHT) p = z, dz = policy.grad(p, dp, row);
+  else if constexpr (Policy::IS_FORMULA) policy.grad(z, dp, row, p, dz, i, j);
+  else policy.grad(z, dp, row, p, dz);
+}
+template <class Policy>
+__device__ __forceinline__ void score_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
+                                               float& dz, float i, float j) {
+  if constexpr (Policy::FROM_WEIGHT) z = policy.weight(z, row);
+  finish_gradient(policy, z, dp, row, p, dz, i, j);
+}
+
+// On tensor cores four neighbouring lanes share a row: this merges their sums, and all four get the same bits.
+template <class Policy>
+__device__ __forceinline__ void merge_quad(const Policy& policy, int sweep, float (&sums)[Policy::SUMS + 1]) {
+#pragma unroll
+  for (int mask = 1; mask <= 2; mask *= 2) {
+    float other[Policy::SUMS + 1];
+    for (int n = 0; n < Policy::SUMS; n++) other[n] = shuffle_xor(sums[n], mask);
+    policy.merge(sweep, sums, other);
+  }
+}
