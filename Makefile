@@ -31,7 +31,7 @@ WRONG := $(if $(KINDS),$(shell bash scripts/lib/kind_files.sh list "$(KIND_FILES
   >/dev/null))
 $(if $(WRONG),$(error $(WRONG)))
 FILE_KINDS := $(shell printf '%s\n' $(basename $(notdir $(KINDS))) | awk '!seen[$$0]++')
-# What kernels/hopper.cuh serves is there on the CPU and on sm_90a; oneDNN multiplies on the CPU alone.
+# Code on kernels/hopper.cuh is built for the CPU and sm_90a, oneDNN's family for the CPU alone.
 WITHOUT_HOPPER := $(if $(filter cpu,$(BACKEND))$(filter 90a,$(ARCH)),,hopper)
 WITHOUT := $(WITHOUT_HOPPER) $(if $(filter cpu,$(BACKEND)),,onednn)
 FAMILIES := $(filter-out $(WITHOUT),$(patsubst attention/%/kernels.cuh,%,$(wildcard attention/*/kernels.cuh)))

@@ -53,8 +53,8 @@ static void check_output(const char* flag, const std::string& path, const Data& 
           user_error("%s: this is a file of %s, which would be lost; name another", where.c_str(), read->key.c_str());
 }
 
-// What one start of the program does. run() is the page to read; each of its stages ends with everything checked that
-// it can check, so errors come early and in this order.
+// One start of the program. run() is the page to read; each of its stages checks all that it can, so errors come early
+// and in this order.
 class Program {
  public:
   Program(const Flags& flags, const Ranks& ranks, Links* links) : flags_(flags), ranks_(ranks), links_(links) {}

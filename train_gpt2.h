@@ -16,7 +16,7 @@
 #include "ranks/comm.h"
 #include "settings/config.h"
 
-// What one optimizer step reports.
+// The report of one optimizer step.
 struct StepResult {
   float loss;       // mean over the whole batch, in nats; with a regression head, of squared errors
   float grad_norm;  // before clipping
@@ -31,7 +31,7 @@ struct Targets {
       : tokens(tokens), row_weights(row_weights), values(values) {}
 };
 
-// What diagnose() sees in a layer, on the host.
+// A layer's values in diagnose(), on the host.
 struct LayerFigures {
   int layer;
   std::vector<float> rows;  // attention_diagnose()'s, of [B, H, T]

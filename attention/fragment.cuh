@@ -1,5 +1,5 @@
-// For both families on tensor cores, mma.sync's and wgmma's: which elements of a product's result a lane has, and what
-// happens to scores and weights there.
+// For both families on tensor cores, mma.sync's and wgmma's: the elements of a product's result that a lane has, and
+// the work on scores and weights there.
 #pragma once
 #include "attention/heads.cuh"
 

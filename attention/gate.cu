@@ -5,7 +5,7 @@
 
 namespace {
 
-// The activations: value and derivative of act at g. All are finite where act is; exp is exp.
+// The activations: value and derivative of act at g. Each is finite wherever act is; exp may overflow.
 struct Sigmoid {
   __device__ static float value(float g) { return FullMaths::sigmoid(g); }
   __device__ static float slope(float g) { return FullMaths::sigmoid(g) * FullMaths::sigmoid(-g); }

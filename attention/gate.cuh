@@ -26,7 +26,7 @@ template <class T>
 void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T> dy, Matrix<const T> x,
                    Matrix<const T> logits, const GateSettings& settings, int N, int H, int D, cudaStream_t stream);
 
-// What gate_figures() says of y and of what it is made of: sums over all elements.
+// The sums of gate_figures(), over all elements of y and of its inputs.
 struct GateFigure {
   static constexpr int BINS = 20;
   enum {

@@ -1,6 +1,6 @@
-// Which keys a query sees, and what is added to its scores. Each way is a struct, its mask, beside the kind's policy;
-// kernels know nothing else of it. Queries i and keys j are counted from 0 here. A mask is made for one head of one
-// sequence (`head` = b H + h). Its functions:
+// The keys that a query sees, and the bias that is added to its scores. A mask is a struct that kernels take as a
+// template argument, beside the kind's policy. Queries i and keys j are counted from 0 here. A mask is made for one
+// head of one sequence (`head` = b H + h). Its functions:
 //
 //   key_tiles(i0, rows), query_tiles(j0, rows)   the streamed tiles that these held rows need, by number
 //   keys(i)                         the number of keys that query i sees

@@ -10,7 +10,7 @@
 
 // Cosine and sine of every angle, [length, D/2], computed in double. factor = length to evaluate at / trained length.
 // The scaling says how positions beyond the trained length, length / factor, are squeezed; with factor 1 none are.
-// fraction: of the D/2 pairs of channels that turn, those of the highest frequencies; the others keep the angle 0.
+// fraction: share of the D/2 channel pairs that RoPE rotates, highest frequencies first; the others keep the angle 0.
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling = RopeScaling::none,
                                double factor = 1, double fraction = 1);
 // For AttentionCall::scale_factor: yarn's attention factor, squared, as it acts on q and on k; else 1.
@@ -42,7 +42,7 @@ __device__ inline float gradient_along(QkNorm norm, float dot, float alpha, floa
   return alpha == 0 ? 0 : along * inverse / alpha;
 }
 
-// What prepare_forward() did to q and k, for kernels that undo it in the gradients that they store.
+// The changes of prepare_forward() to q and k, for kernels that undo them in the gradients that they store.
 template <class T> struct Preparation {
   bool undo = false;
   const float2* rope = nullptr;

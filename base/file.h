@@ -7,7 +7,8 @@
 #include <string_view>
 #include <utility>
 
-// Whether a pipe or a device, as /dev/stdin, may take the place of a regular file. One that nobody writes is empty.
+// Whether a pipe or a device, as /dev/stdin, may take the place of a regular file. One that no process writes to is
+// empty.
 enum class Pipes { refused, taken };
 
 // An open file, closed by the destructor.
@@ -59,7 +60,7 @@ class PendingFile {
   File file_;
 };
 
-// Whether there is a file or folder of this name, and whether it is a folder. No, where that cannot be known.
+// Whether there is a file or folder of this name, and whether it is a folder. False if that cannot be known.
 bool is_there(const std::string& path);
 bool is_folder(const std::string& path);
 
@@ -69,7 +70,8 @@ void check_output_file(const std::string& where, const std::string& path);
 
 // Returns the whole file; more than `limit` bytes are a user_error.
 std::string read_text_file(const std::string& path, const char* what, size_t limit, Pipes pipes = Pipes::refused);
-// The same of a text in UTF-8, without the mark that may begin it (BOM). A user_error if wide_encoding() knows another.
+// The same for a text in UTF-8, without the mark that may begin it (BOM). A user_error if wide_encoding() knows
+// another.
 std::string read_utf8_file(const std::string& path, const char* what, size_t limit, Pipes pipes = Pipes::refused);
 // "UTF-16", "UTF-16LE", "UTF-32BE", ... if the text begins as one does: with its mark, or mostly with a NUL byte at the
 // places where letters of ASCII have one. nullptr otherwise.

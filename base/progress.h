@@ -15,8 +15,8 @@ class Eta {
   double mean_ms_ = 0;
 };
 
-// A bar that is redrawn in place and removed by the destructor. If `out` is not a terminal or nullptr, it does nothing;
-// nor before `quiet` seconds, for tasks that are short as a rule.
+// A bar that is redrawn in place and removed by the destructor. It does nothing if `out` is not a terminal or nullptr,
+// nor in the first `quiet` seconds, so that a short task shows no bar.
 class ProgressBar {
  public:
   ProgressBar(const std::string& label, int64_t total, FILE* out = stderr, int quiet = 0);

@@ -7,7 +7,7 @@
 std::string duration_text(double seconds);  // 43s, 12m05s, 1h34m, 2d03h
 std::string count_text(double count);       // 999, 52.4K, 1.76M, 10.0G
 std::string bytes_text(double bytes);       // 512 B, 1.2 GiB
-// The bytes of "80GiB" or "1.5 TiB" (KiB to PiB); 0 if the text is no such size.
+// The bytes of "80GiB" or "1.5 TiB" (KiB to PiB); 0 if the text is not such a size.
 double size_in_bytes(const std::string& text);
 // A cell of a table: the number in this printf format, as "%8.3f", or "-" in the same width for NaN.
 std::string cell_text(const char* form, double x);
@@ -22,6 +22,6 @@ std::string source_tag(const std::string& file);
 // The first `bytes` bytes of the text, then "..."; the cut is between characters. For quoting user input in errors.
 std::string shortened(std::string text, size_t bytes = 80);
 std::string shell_quoted(const std::string& text);  // as one word of a command that a person may copy into a shell
-// Control characters are what a terminal may obey: those of ASCII, and U+0080 to U+009F.
+// Control characters are those that a terminal may obey: those of ASCII, and U+0080 to U+009F.
 bool has_control_characters(std::string_view text);
 std::string printable(std::string_view text);  // with them, but \n, as \x1b

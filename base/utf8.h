@@ -29,7 +29,7 @@ inline bool is_utf8(std::string_view text) {
   return at == text.size();
 }
 
-// The mark that some editors put before a text (BOM); it is no part of the text.
+// The mark that some editors put before a text (BOM); it is not part of the text.
 inline constexpr std::string_view UTF8_MARK = "\xef\xbb\xbf";
 
 inline bool is_utf8_continuation(char c) { return (c & 0xc0) == 0x80; }  // a byte of a character other than its first

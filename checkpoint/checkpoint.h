@@ -85,10 +85,10 @@ inline constexpr const char* REMOVED = "it was removed just now";
 // read permission is a user_error, and a disk that fails to return the bytes, but may later, is a failure.
 std::string read_checkpoint(const std::string& folder, bool training, Checkpoint* checkpoint);
 
-// What state.json alone says, which is verified; none if it is damaged or missing.
+// The verified content of state.json alone; none if it is damaged or missing.
 std::optional<RunState> read_state(const std::string& folder);
 
-// What is wrong with the weights of a folder that says in a state.json how they were written; "" too if it has none.
+// The damage of the weights of a folder, by its state.json; "" if there is none, or no state.json.
 std::string damage_of_weights(const std::string& folder);
 
 // The newest intact checkpoint of a run, if it has one. Newer ones that are not intact are appended to `skipped`.

@@ -65,7 +65,7 @@ std::vector<std::string> weight_files(const std::string& folder) {
     user_error("init: %s has no weight_map of tensors and their files; save the model again", index.c_str());
   std::map<std::string, std::vector<std::string>> files;
   for (auto& [tensor, file] : map->items()) {
-    // From elsewhere comes no file: an index may be anybody's.
+    // Files elsewhere are refused, because an index may come from anywhere.
     if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>() ||
         !file.get<std::string>().ends_with(".safetensors"))
       user_error("init: %s: the file of tensor %s is %s, but must be the name of a .safetensors file beside it",
@@ -103,7 +103,7 @@ ArrayFiles::ArrayFiles(const std::vector<std::string>& paths) {
   }
 }
 
-// What transformers' GPT-2 keeps beside the parameters of a layer: its causal mask, [1, 1, n, n], and a number.
+// Tensors that transformers' GPT-2 keeps beside the parameters of a layer: its causal mask, [1, 1, n, n], and a number.
 static bool is_mask(const std::string& name, const TensorInfo& tensor, const std::set<std::string>& parameters) {
   const std::vector<int64_t>& shape = tensor.shape;
   size_t at = name.rfind(".attn.");
@@ -341,7 +341,7 @@ std::vector<std::string> model_differences(const std::string& folder, const Arra
   };
   if (found.contains("plusgpt")) {
     try {  // one of our checkpoints
-      // The file says nothing of the batch, which must suit its context.
+      // The file does not give the batch, which must suit its context.
       json context = found["plusgpt"].value("/model/context"_json_pointer, json(Config().model.context));
       Config theirs = config_from_json(found["plusgpt"], path, {"batch.tokens=" + context.dump()}, false);
       compare(theirs);

@@ -45,7 +45,7 @@ void MetricsLog::write(const char* type, const ordered_json& fields) {
   }
 }
 
-// Of the weights of a run as it trained, not of a checkpoint.
+// Whether the line is of a run's weights as it trained, not of a checkpoint.
 static bool is_of_training(const json& line) { return step_in_name(text_of(line, "weights", "")) == 0; }
 
 // Tells of the steps up to this one that have no line, which training from here does not repeat.

@@ -1,6 +1,6 @@
-// metrics.jsonl: what a run reports to programs, one JSON object per line; docs/metrics.md lists the fields. Each line
-// is written immediately, by one call, so a killed process tears at most the last one. NaN and infinities become null
-// (an exploded loss, an unknown mfu).
+// metrics.jsonl: a run's report to programs, one JSON object per line; docs/metrics.md lists the fields. Each line is
+// written immediately, by one call, so a killed process tears at most the last one. NaN and infinities become null (an
+// exploded loss, an unknown mfu).
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -29,8 +29,8 @@ class MetricsLog {
 };
 
 // Before a run resumes from `step`: removes what was written while training after it (train, val, skip, groups,
-// diagnostics and task lines), which will be written again, and a torn last line. What was asked of checkpoints stays.
-// A reader finds the old file or the new one, never a part.
+// diagnostics and task lines), which will be written again, and a torn last line. Lines of evaluations that asked for a
+// checkpoint stay. A reader finds the old file or the new one, never a part.
 void rewind_metrics(const std::string& path, int64_t step);
 // The lines of this type and step that were written while training.
 std::vector<nlohmann::json> training_lines(const std::string& path, const char* type, int64_t step);

@@ -52,7 +52,7 @@ template <class F> static void try_to_remove(F remove) {
   try {
     remove();
   } catch (const Failure& error) {
-    warn("%s; it stays there", error.what());
+    warn("%s; it was not removed", error.what());
   }
 }
 
@@ -91,7 +91,7 @@ std::vector<StepFolder> step_folders(const std::string& run_path) {
 bool lock_step(const std::string& folder, int kind, File& lock) {
   try {
     lock = File::open_to_sync(folder);
-  } catch (const Failure&) {  // it is gone, or may not be read: other calls will say so
+  } catch (const Failure&) {  // it is gone or unreadable: other calls report that
     return true;
   }
   return ::flock(lock.descriptor(), kind | LOCK_NB) == 0 || errno != EWOULDBLOCK;  // not all file systems have locks
@@ -145,7 +145,7 @@ RunDir::RunDir(const std::string& name, const std::string& root) : path_(root + 
         owner[0] ? ", " : "", owner, owner[0] ? "," : "", path_.c_str(), lock_.path().c_str());
   }
   if (locked != 0 && (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK))  // Lustre mounted without flock
-    warn("the file system of %s has no locks (%s); start no second process that writes to it", path_.c_str(),
+    warn("the file system of %s has no locks (%s); do not start a second process that writes to it", path_.c_str(),
          std::strerror(errno));
   else if (locked != 0) failure("cannot lock %s: %s", lock_.path().c_str(), std::strerror(errno));
   // The lock ends with the process, however that ends. The file stays; its text only names the process.
@@ -173,7 +173,7 @@ void RunDir::keep_newest(size_t count) {
       File remover;  // another process may be reading it: next time, then
       if (lock_step(folder.path, LOCK_EX, remover)) try_to_remove([&] { remove_step(folder); });
     } else if (foreign_.insert(folder.step).second) {
-      warn("%s is not a checkpoint of this training; it stays there", folder.path.c_str());
+      warn("%s is not a checkpoint of this training; it was not removed", folder.path.c_str());
     }
   }
 }

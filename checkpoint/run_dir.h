@@ -11,15 +11,15 @@
 //   .tmp_removed_step_N  keep_newest(), start_fresh()  nothing                     the same call
 //   .tmp_old_steps       put_away_after()              nothing                     the same call renames it
 // Invariants:
-//   1. A step_N is complete and on the disk, and stays as it is until it is renamed: what writes its files syncs them,
+// 1. A step_N is complete and on the disk, and stays as it is until it is renamed: its writers sync its files,
 //      then its folder is synced, then it gets its name, by one rename, then runs/NAME is synced.
 //   2. Only the holder of .lock makes, renames or removes names. Others may read: read_checkpoint() holds a shared lock
-//      of a step_N, and keep_newest() leaves such a one.
+// of a step_N, and keep_newest() keeps that folder.
 //   3. Before step_N appears, metrics.jsonl is on the disk up to step N. Before rewind_metrics() cuts it back to that,
 //      later step folders have moved to old_steps with a copy of it.
 //   4. A .tmp_*, also that of a PendingFile, belongs to a call that runs; RunDir() removes those that an interrupted
 //      process left.
-//   5. --resume takes a step_N of its run. What is in bad_step_N and old_steps is used only if the user names it.
+// 5. --resume takes a step_N of its run. bad_step_N and old_steps are used only if the user names them.
 #pragma once
 #include <cstdint>
 #include <set>

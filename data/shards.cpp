@@ -178,7 +178,7 @@ void pair_with(const std::vector<Shard>& shards, std::vector<FoundFile>& labels,
           "%s: it is not clear whether %s has the labels of %s: the lists of shards and label files pair file by file "
           "(or pattern by pattern, with as many files for each); write both in the same order",
           key, labels[i].path.c_str(), shard.path.c_str());
-    // Names of a pattern, which nobody has written one beside the other: is it called after another shard?
+    // A pattern pairs names that were not written side by side: is the file called after another shard?
     auto called_after = [name = std::filesystem::path(labels[i].path).filename().string()](const Shard& one) {
       return name.find(std::filesystem::path(one.path).stem().string()) != std::string::npos;
     };

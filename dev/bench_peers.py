@@ -228,7 +228,7 @@ class Machine:
 
   @contextlib.contextmanager
   def settings(self, peer):
-    # Strictly: with warn_only PyTorch goes on with the kernel that is not deterministic.
+    # Strictly: with warn_only PyTorch continues with the kernel that is not deterministic.
     torch.use_deterministic_algorithms(peer.deterministic)
     try:
       with sdpa_kernel(peer.backend) if peer.backend else contextlib.nullcontext():
@@ -237,7 +237,7 @@ class Machine:
       torch.use_deterministic_algorithms(False)
 
   def attempt(self, measure, *arguments):
-    """What measure(...) returns, or {"missing": why there is nothing}."""
+    """The result of measure(...), or {"missing": the reason}."""
     if time.monotonic() > self.end:
       return {"missing": "no time left (--minutes)"}
     try:
@@ -456,7 +456,7 @@ def main():
     for peer in chosen(whole, kind):
       add("steps", {"name": peer.name, "variant": kind, **whole_step(machine, peer, size)})
 
-  # What time may be too short for, compiling for every length, comes last.
+  # Compiling for every length, for which the time may be too short, comes last.
   measure_alone("softmax")
   measure_whole("softmax")
   measure_whole("lssar")

@@ -20,10 +20,11 @@ check-kernels-of-file:
 SANITIZER_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
   -fno-sanitize=null,object-size,pointer-overflow,vptr
 SANITIZER_tsan := -fsanitize=thread
-# What takes minutes is left to FULL=1: the kinds of attention whose code the two here do not share; all but one of the
-# attention kernels' head sizes; under AddressSanitizer the tests of host code that handles no memory of its own, and of
-# the ways that are off by default (UNWATCHED); and, under ThreadSanitizer, the kernels' tests but for the ranks', the
-# layer's, the loader's, the gate's, Hopper's and the planted races, none of which needs a second kind or these rooms.
+# Tests that take minutes are left to FULL=1: the kinds of attention whose code the two here do not share; all but one
+# of the attention kernels' head sizes; under AddressSanitizer the tests of host code that handles no memory of its own,
+# and of the ways that are off by default (UNWATCHED); and, under ThreadSanitizer, the kernels' tests except the ranks',
+# the layer's, the loader's, the gate's, Hopper's and the planted races, none of which needs a second kind or these
+# rooms.
 TWO_KINDS := ATTN="softmax lssar"
 FEW_KINDS := $(if $(FULL),,$(TWO_KINDS) HEAD_DIM=64)
 ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64 FAMILIES=general \

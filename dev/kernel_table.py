@@ -151,7 +151,7 @@ def main():
     try:
       only = re.compile(arguments.only)
     except re.error as error:
-      stop(f'--only "{arguments.only}" is no regular expression: {error}')
+      stop(f'--only "{arguments.only}" is not a regular expression: {error}')
     count_table(arguments.folder, arguments.arch, only)
     return 0
   kernels = [k for k in read(arguments.folder) if arguments.arch in (None, k[1])]

@@ -19,10 +19,10 @@ Instruction = collections.namedtuple("Instruction", "address guard name operands
 LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.MULTILINE)
 PRODUCTS = ("HGMMA", "HMMA")  # of a warpgroup, of a warp
 NEEDED = PRODUCTS + ("LDGSTS",)  # what a step is for: these, and copies into shared memory
-# What hides scores: on the diagonal, in a kernel with a bias; by two more comparisons, where a window ends.
+# Instructions that hide scores: on the diagonal, in a kernel with a bias; by two more comparisons, where a window ends.
 HIDES = lambda one: opcode(one) == "FSEL" and "-INF" in one.operands
 MASKS = {"bias": HIDES, "window": lambda one: HIDES(one) or opcode(one) == "ISETP" and one.name.endswith(".OR")}
-# What runs on the unit for integers, comparisons and conversions, which takes a warp every second cycle.
+# Instructions of the unit for integers, comparisons and conversions, which takes a warp every second cycle.
 ALU = set("F2F F2FP FCHK FMNMX FSEL FSET FSETP IABS IADD3 IMNMX ISETP LEA LOP3 MOV PLOP3 PRMT SEL SGXT SHF VIADD "
           "VIMNMX".split())
 

@@ -31,7 +31,7 @@ work=$(mktemp -d) logs=$PWD/build/trial format='%-9s %-7s %-5s %-11s %4s  %-24s 
 export work logs format user
 mkdir -p "$logs"
 
-# What runs inside has mounts and processes of its own, which end with it, however it ends.
+# A command inside has its own mounts and processes, which end with it, however it ends.
 inside=
 finish() {
   [ -z "$inside" ] || { kill -KILL "$inside" && wait "$inside"; } 2>/dev/null || true

@@ -122,7 +122,7 @@ void multiply_tile(const Matmul<TIn, TOut>& p, int most, int row, int column, in
   }
 }
 
-// The algorithms to choose from: k in 1 to 4 parts, whose sums round differently. What is fastest on a GPU differs from
+// The algorithms to choose from: k in 1 to 4 parts, whose sums round differently. The fastest one on a GPU differs from
 // process to process, so here a hash of the process's number decides.
 template <class TIn, class TOut> int chosen_part(const Matmul<TIn, TOut>& p) {
   MatmulChoices* choices = matmul_choices();

@@ -1,6 +1,6 @@
-// What stands in for NCCL between processes. Every rank has a slot in shared memory. A call is cut into pieces that fit
-// into the slots; for each piece every rank fills its slot, all meet, every rank takes what it wants from all slots,
-// and all meet again before the next piece overwrites them.
+// Replaces NCCL between processes. Every rank has a slot in shared memory. A call is cut into pieces that fit into the
+// slots; for each piece every rank fills its slot, all meet, every rank takes its part from all slots, and all meet
+// again before the next piece overwrites them.
 #include <fcntl.h>
 #include <nccl.h>
 #include <pthread.h>
@@ -42,7 +42,7 @@ struct Shared {
   int ranks;
   pthread_barrier_t barrier;
   Request requests[MAX_RANKS];
-  alignas(4096) char slots[MAX_RANKS][SLOT];  // pages that nobody touches take no memory
+  alignas(4096) char slots[MAX_RANKS][SLOT];  // pages that no process touches take no memory
 };
 
 thread_local std::string last_error;

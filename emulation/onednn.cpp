@@ -132,8 +132,8 @@ class Kernels {
   }
 
  private:
-  // Versions of oneDNN are wrong for some shapes, such as 3.7.2 for a row or column that is not dense. What one thread
-  // has found out about a product holds for all.
+  // Versions of oneDNN are wrong for some shapes, such as 3.7.2 for a row or column that is not dense. The finding of
+  // one thread about a product holds for all.
   bool is_right(const Product& p, const Kernel& kernel) {
     static std::mutex mutex;
     static std::map<Product, bool> known;

@@ -24,8 +24,8 @@ bool multiply_by_onednn(const Product& product, const void* a, const void* b, fl
 bool onednn_multiplies_bf16();  // with instructions for it
 
 // Whether multiply(a, b, d) computes the product: compared once, on numbers of its own, with plain sums. They are whole
-// and small, so float32 adds them exactly in any order, and nothing is tolerated. NaN stands where nothing may be read,
-// and what is beside d must stay as it is. beta is 0 or 1.
+// and small, so float32 adds them exactly in any order, and nothing is tolerated. NaN is placed where nothing may be
+// read, and what is beside d must stay as it is. beta is 0 or 1.
 bool computes(const Product& product, const std::function<void(const void* a, const void* b, float* d)>& multiply);
 
 // oneDNN's version and the instructions that it uses, as in "oneDNN 2.6.3 AVX512_BF16"; "" if it has no fast kernels.

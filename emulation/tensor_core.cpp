@@ -1,6 +1,6 @@
-// How tensor cores add (arXiv 2511.10909, whose model is equal to the hardware's results but for zeros). A step takes
-// an accumulator and 16 products; the exponent of a product is the sum of its factors' exponents, not normalised. A
-// zero product has none, as seen on an H200 (the model gives it -126), a zero accumulator -126. With e the largest
+// How tensor cores add (arXiv 2511.10909, whose model is equal to the hardware's results except for zeros). A step
+// takes an accumulator and 16 products; the exponent of a product is the sum of its factors' exponents, not normalised.
+// A zero product has none, as seen on an H200 (the model gives it -126), a zero accumulator -126. With e the largest
 // exponent of the terms, each is cut towards zero to a multiple of 2^(e - F); the cut terms are added exactly, and the
 // sum is cut towards zero to float32. Hopper and Blackwell: F = 25. Ampere and Ada: F = 24, and the two halves of 8
 // products one after the other. Here mma is Ampere's, the harsher one.

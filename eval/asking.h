@@ -1,4 +1,4 @@
-// What all evaluations have in common: what they are asked with, and the loop over their batches.
+// Shared by all evaluations: their context, and the loop over their batches.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,5 +1,5 @@
 // Benchmarks of several choices: which of the completions of a context is the likeliest, and is it the right one?
-// A completion's log-likelihood is the sum of log p over its tokens, in nats, behind the context. The model sees the
+// A completion's log-likelihood is the sum of log p over its tokens, in nats, after the context. The model sees the
 // last task.max_length tokens of both, without the final one. The choice is the largest of
 //   acc              the log-likelihoods
 //   acc_norm         these over the completion's characters, without the space before it
@@ -14,7 +14,7 @@
 #include "data/benchmark_file.h"
 #include "eval/asking.h"
 
-// What one benchmark measured: the accuracies above.
+// The results of one benchmark: the accuracies above.
 struct BenchmarkReport {
   int64_t cut = 0;  // completions whose context was shortened to fit max_length
   double acc = 0, acc_norm = 0, acc_bytes = 0, acc_norm_tokens = 0;  // shares; NaN where the file lacks the lengths
@@ -26,16 +26,16 @@ struct BenchmarkReport {
 // Reads the benchmarks of task.names. A user_error if one cannot be read or has a completion beyond task.max_length.
 std::vector<Benchmark> open_benchmarks(const Config& config);
 
-// The lengths for the memory plan: a model made for eval_rows(config, these) rows, the longest of them at once, can be
-// asked all questions.
+// The lengths for the memory plan: a model made for eval_rows(config, these) rows, the longest of them at once, can
+// answer all questions.
 std::vector<int> benchmark_lengths(const Config& config, const std::vector<Benchmark>& benchmarks);
 
-// The log-likelihoods of all completions of all examples, in the file's order. The ranks share them, and all get all,
-// with the same bits for any number of ranks.
+// The log-likelihoods of all completions of all examples, in the file's order. The ranks divide them, and each gets
+// all, with the same bits for any number of ranks.
 std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Benchmark& benchmark,
                                                          const Stop& stop = {});
 
-// From the log-likelihoods. Accuracies by what the file does not say are NaN.
+// Computed from the log-likelihoods. An accuracy by lengths that the file lacks is NaN.
 BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<double>& likelihoods, int max_length);
 
 // Asks the benchmarks with these numbers, prints a table, and writes a line for each. samples: if not empty, the

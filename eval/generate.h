@@ -27,7 +27,7 @@ void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& 
 // A line of --generate-file.
 struct FilePrompt {
   std::vector<int> tokens;
-  std::string others;  // its fields but for "prompt", as a JSON object
+  std::string others;  // its fields except "prompt", as a JSON object
 };
 // Reads a file of JSON objects, one a line, each with a text "prompt". A user_error names the line that is something
 // else, that has tokens beyond the model's vocabulary, or whose text would be longer than learned positions.
@@ -35,7 +35,7 @@ std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& t
 // The tokens of the longest prompt with its completion, rounded up: the length for the memory plan.
 int longest_text(const std::vector<FilePrompt>& prompts, const Config& config);
 // Writes each line's other fields with the completion, as JSON lines. A completion has at most generate.tokens tokens
-// and ends before generate.stop and before the end of a document; the model sees all of the text. Only rank 0 works.
+// and ends before generate.stop and before the end of a document; the model sees all of the text. Runs on rank 0 only.
 void generate_file(Model& model, const Tokenizer& tokenizer, const std::vector<FilePrompt>& prompts, std::FILE* out);
 
 // Prints a text as the settings generate.* ask for; a request to stop ends it early. Only rank 0 prints.

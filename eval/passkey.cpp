@@ -156,7 +156,7 @@ PasskeyScore passkey_score(const float* logits, int V, const int* key, int key_t
       sum += std::exp(row[v] - largest);
       rank += row[v] > own || (row[v] == own && v < key[i]);
     }
-    if (rank > 1 || !(own <= largest)) score.exact = 0;  // logits that are not numbers are no answer
+    if (rank > 1 || !(own <= largest)) score.exact = 0;  // logits that are NaN do not count as an answer
     score.nll += (largest + std::log(sum) - own) / key_tokens;
     score.rank += std::log2(double(rank)) / key_tokens;
   }

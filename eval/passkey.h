@@ -53,9 +53,9 @@ struct PasskeyScore {
 // From the logits [key_tokens + 1, V] that predict the tokens of the key and the one after them.
 PasskeyScore passkey_score(const float* logits, int V, const int* key, int key_tokens, const Tokenizer& tokenizer);
 
-// The scores of prompts of one length. The ranks share them, and all get all scores, with the same bits for any number
-// of ranks. The model must have been made for eval_rows(config, {length}) rows. done: called with the number of prompts
-// that are done.
+// The scores of prompts of one length. The ranks divide them, and each gets all scores, with the same bits for any
+// number of ranks. The model must have been made for eval_rows(config, {length}) rows. done: called with the number of
+// prompts that are done.
 std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenizer,
                                          const std::vector<PasskeyPrompt>& prompts,
                                          const std::function<void(size_t)>& done = {});

@@ -18,9 +18,8 @@ static void begin_npy(std::optional<PendingFile>& out, Comm& comm, const std::st
   if (comm.first()) out.emplace(file).write(text.data(), text.size());
 }
 
-// Computes `numbers` floats for each window: compute(out [batch, numbers], first, count) does for a batch, which any
-// rank may take, and write(values [count, numbers], first, count) gets them on rank 0, in order. Returns false if a
-// signal ended it.
+// Computes `numbers` floats for each window: compute(out [batch, numbers], first, count) computes a batch, on any rank,
+// and write(values [count, numbers], first, count) gets them on rank 0, in order. Returns false if a signal ended it.
 static bool for_windows_in_order(Model& model, const char* what, int length, int64_t windows, int batch, size_t numbers,
                                  const std::function<void(float*, int64_t, int)>& compute,
                                  const std::function<void(const float*, int64_t, int64_t)>& write) {

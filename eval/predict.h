@@ -1,6 +1,6 @@
-// What a model computes for all windows of data.val, written to a file: NumPy's .npy of float32. Called by all ranks,
-// which share the windows; rank 0 writes. The file appears when it is complete; a signal that asks any rank to stop
-// ends this without one.
+// Writes a model's results for all windows of data.val to a file: NumPy's .npy of float32. Called by all ranks, which
+// share the windows; rank 0 writes. The file appears when it is complete; a signal that asks any rank to stop ends this
+// without one.
 #pragma once
 #include <string>
 #include <vector>

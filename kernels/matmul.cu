@@ -234,7 +234,7 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
   }
 }
 
-// What the plan leaves to do after its product.
+// The rest of the work, after the plan's product.
 template <class TIn, class TOut> void finish(const Plan& plan, const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   if (p.dbias && plan.fused) {
     add_column_sums({{p.dbias}, 1}, p.biased, static_cast<const float*>(p.scratch), 1, stream);
@@ -374,13 +374,13 @@ template <class TIn, class TOut> bool multiply_plainly(const Matmul<TIn, TOut>& 
   return false;
 }
 
-// By how much the algorithm's results differ from those of the plain product, as a multiple of what rounding explains;
-// negative if that cannot be said, because there is no memory, or because the plain product is 0 or not finite. Writes
-// over p's outputs. A and B are random numbers, since the run's may hide a mistake (rows of 0 where nothing is
+// The difference between the algorithm's results and those of the plain product, as a multiple of the bound for
+// rounding; negative if that is unknown, because there is no memory, or because the plain product is 0 or not finite.
+// Writes over p's outputs. A and B are random numbers, since the run's may hide a mistake (rows of 0 where nothing is
 // predicted), and the bias, which is 0 in a new model, is a row of their product. The plain product goes into the
 // stream's workspace, as many rows at a time as fit. Where the product adds to D, D is zeroed before and it is done
 // twice.
-// What rounding explains: in a step of 8 products a tensor core cuts 9 terms at 2^-24 of the largest and their sum at
+// The bound for rounding: in a step of 8 products a tensor core cuts 9 terms at 2^-24 of the largest and their sum at
 // 2^-23 (MMA-Sim, arXiv 2511.10909), which is less than 2^-23 a product, parts of k included. Relative to the largest
 // partial sum, which is about the largest of all results, either sum is thus off by at most k 2^-23. Results are
 // rounded once, by our epilogue up to three times: 4 u.
@@ -531,7 +531,7 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
           "by %.3g times what rounding explains",
           number_in(one.algorithm, CUBLASLT_ALGO_CONFIG_ID), derived ? " with an epilogue" : "",
           parts > 1 ? format(" with k in %d parts", parts).c_str() : "", name.c_str(), error);
-    measured = measured && error >= 0;  // what could not be compared may be right in another run
+    measured = measured && error >= 0;  // an algorithm that could not be compared may be right in another run
     if (error < 0 || error > 1) continue;
     plan = std::move(described[one.fused]);
     plan->algorithm = one.algorithm;
@@ -541,7 +541,7 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
     auto plain = describe(p, !more);
     std::vector<Algorithm> algorithms =
         heuristic(*plain, workspace_size, CUBLASLT_REDUCTION_SCHEME_NONE, shape.alignment, out_alignment);
-    if (algorithms.empty()) failure("cuBLASLt offers nothing for the product %s", name.c_str());
+    if (algorithms.empty()) failure("cuBLASLt has no algorithm for the product %s", name.c_str());
     plain->algorithm = algorithms[0];
     plan = std::move(plain);
     measured = false;

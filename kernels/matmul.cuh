@@ -72,7 +72,7 @@ void matmul_release(cudaStream_t stream);
 inline constexpr size_t MATMUL_WORKSPACE = size_t(32) << 20;
 void matmul_workspace(size_t bytes);
 
-// What has been chosen for the current device; nullptr where there is nothing to choose between, as on the CPU.
+// The choices for the current device; nullptr if there is nothing to choose between, as on the CPU.
 MatmulChoices* matmul_choices();
 
 // The library that multiplies, its version and, on the CPU, its kernels: on them the bits depend.

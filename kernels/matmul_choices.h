@@ -22,8 +22,8 @@ class MatmulChoices {
   };
   std::string text() const;             // all choices, a line each
   Taken take(const std::string& text);  // they replace those for the same shapes
-  // Measured choices are appended to this file from here on. read: those in it are taken first. A file that cannot be
-  // read or written costs new measurements, nothing else.
+  // Measured choices are appended to this file from here on. read: those in it are taken first. If a file cannot be
+  // read or written, the only cost is new measurements.
   Taken use_file(const std::string& path, bool read);
   void forget() { choices_.clear(), version_++; }  // all of them; the file keeps its lines
   // Grows with every take() and forget(): what was looked up before may have been replaced.

@@ -1,5 +1,5 @@
 // Time by kernel and by phase, for benchmarks. Off unless a benchmark switches it on: then LAUNCH() and matmul() put an
-// event before and after what they start, and profile_collect() adds up the times by name.
+// event before and after their work, and profile_collect() adds up the times by name.
 //   profile_start(); step(); for (ProfileLine& line : profile_collect()) ...
 // A phase costs one event, where it begins, so a step may be timed while phases are on.
 //   phases_start(); step(); for (auto& [phase, ms] : phases_collect()) ...

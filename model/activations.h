@@ -34,7 +34,7 @@ template <class Real> struct LayerActivations {
 
 inline constexpr size_t GATE_FIGURES = GATE_FIGURE_BLOCKS * GateFigure::COUNT;
 
-// What one pass over N rows needs. Training keeps every layer's arrays for the backward pass (except those that it
+// The arrays of one pass over N rows. Training keeps every layer's arrays for the backward pass (except those that it
 // computes again, config.train.recompute); evaluation has one layer's arrays, which all layers use in turn.
 template <class Real> struct Activations {
   std::vector<LayerActivations<Real>> layers;

@@ -222,7 +222,8 @@ static constexpr Part SNAPSHOT_PARTS[] = {Part::parameters, Part::moment1, Part:
 void ParameterStore::allocate_snapshot() {
   size_t bytes = layout_.snapshot_bytes();
   if (cudaMallocHost(&snapshot_, bytes) != cudaSuccess)
-    failure("memory: checkpoints need %zu MiB of pinned host memory, and this machine does not give them", bytes >> 20);
+    failure("memory: checkpoints need %zu MiB of pinned host memory, but this machine could not allocate them",
+            bytes >> 20);
   CUDA_CHECK(cudaStreamCreateWithFlags(&snapshot_stream_, cudaStreamNonBlocking));
   CUDA_CHECK(cudaEventCreateWithFlags(&updated_, cudaEventDisableTiming));
   CUDA_CHECK(cudaEventCreateWithFlags(&snapshot_taken_, cudaEventDisableTiming | cudaEventBlockingSync));

@@ -1,6 +1,6 @@
-// What the ranks of a run compute together, through NCCL (on the CPU: its replacement, emulation/nccl.h).
-// With one rank, no call changes anything. With several, all of them must make the same calls in the same order. Calls
-// on device arrays are queued on a stream of their own, so that they run beside the backward pass:
+// Collectives of the ranks of a run, through NCCL (on the CPU: its replacement, emulation/nccl.h). With one rank,
+// no call changes anything. With several, all of them must make the same calls in the same order. Calls on device
+// arrays are queued on a stream of their own, so that they run beside the backward pass:
 //   comm.after(stream);  comm.all_reduce(x, n);  ...  comm.before(stream);   // the stream continues when x is reduced
 // The other calls work on values of the host and wait for the result. The order of a sum depends only on its size and
 // on the number of ranks, so equal runs have equal bits. An error of NCCL is a failure.

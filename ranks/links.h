@@ -36,7 +36,7 @@
 // Several processes notice that a run is broken, and the one that knows most should say why. Each of the others waits
 // this many seconds, in which that one ends it, before it prints what it knows and ends the run itself.
 namespace waits {
-constexpr int SILENT_RANK = 0;    // a rank without heartbeats: nobody knows more
+constexpr int SILENT_RANK = 0;    // a rank without heartbeats: no process knows more
 constexpr int LOST_RANK = 1;      // a broken connection: the parent of --gpus has seen how that rank ended
 constexpr int FAILED_RANK = 2;    // another rank's error: rank 0 meets most errors itself, and prints them once
 constexpr int NCCL_ERROR = 5;     // most follow from the end of a rank, which the links report

@@ -59,7 +59,7 @@ constexpr Launcher LAUNCHERS[] = {
     {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_STEP_NODELIST",
      "SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR=... srun"},
 };
-// What launchers that have no row call the number of ranks, and what is missing if RANK is.
+// Names of the number of ranks in launchers that have no row; also used if RANK is missing.
 constexpr const char* OTHER_SIZES[] = {"WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"};
 
 // MPICH and Intel MPI name no job. But all ranks of a machine are in one session, or each leads one: this is the number
@@ -117,7 +117,7 @@ Ranks ranks_of_environment() {
     for (const char* size : OTHER_SIZES)
       if (!variable(size).empty() && variable(size) != "1")
         user_error(
-            "environment: %s = \"%.40s\", but nothing that this program reads tells the ranks apart; set RANK, "
+            "environment: %s = \"%.40s\", but no variable that this program reads tells the ranks apart; set RANK, "
             "WORLD_SIZE, LOCAL_RANK (its number on its machine) and MASTER_ADDR (rank 0's address) for every rank, "
             "or start them with torchrun, mpirun or srun",
             size, variable(size).c_str());

@@ -6,7 +6,7 @@
     .venv/bin/python scripts/compare.py transformers [--only TEXT] [--kinds FILE.cuh...]
     .venv/bin/python scripts/compare.py lm_eval runs/NAME/step_N hellaswag=hellaswag_val.jsonl piqa=piqa_val.jsonl
 
-What is compared, and how close it must be, stands in compare_torch.py, compare_transformers.py and compare_lm_eval.py.
+compare_torch.py, compare_transformers.py and compare_lm_eval.py say what is compared and how close it must be.
 """
 import argparse
 import importlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what ./train --diagnostics saw in runs, beside each other, and prints it as a Markdown table.
+"""Draws the results of ./train --diagnostics for several runs, and prints them as a Markdown table.
 
     python3 scripts/diagnose.py runs/a runs/b [--out FILE.png] [--length 1024]
 

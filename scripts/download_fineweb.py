@@ -179,7 +179,7 @@ def main():
   for name in names:
     path = os.path.join(args.out, name)
     if os.path.exists(path) and not complete(path) and not os.path.exists(path + ".part"):
-      os.replace(path, path + ".part")  # cut short by another program: go on from there
+      os.replace(path, path + ".part")  # cut short by another program: continue from there
     if not os.path.exists(path) or not complete(path):
       wanted.append(name)
   print("%d of %d files are complete in %s" % (len(names) - len(wanted), len(names), args.out), flush=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs those of the Debian or Ubuntu packages that the project needs which are missing.
+# Installs the missing ones of the Debian or Ubuntu packages that the project needs.
 #
 #   bash scripts/install_deps.sh           what building, the quick start and the plots need
 #   bash scripts/install_deps.sh --tests   the same and what scripts/test.sh needs
@@ -27,7 +27,7 @@ not_installed() { for p in "$@"; do installed "$p" || echo "$p"; done; }
 # Is a package known to apt, with a version that can be installed?
 available() { [[ "$(LC_ALL=C apt-cache policy "$1" 2>/dev/null)" =~ Candidate:\ [^\(] ]]; }
 
-# Where there is no apt: look for the things themselves.
+# Without apt: look for the programs and headers themselves.
 check_by_hand() {
   local missing=() header
   for program in g++ make python3 curl; do command -v "$program" >/dev/null || missing+=("$program"); done
@@ -48,7 +48,7 @@ check_by_hand() {
 install() {
   local as_root=(env DEBIAN_FRONTEND=noninteractive) attempt package
   if [ "$(id -u)" != 0 ]; then
-    # sudo may ask for a password only where somebody can answer.
+    # sudo may ask for a password only at a terminal.
     if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
       as_root=(sudo "${as_root[@]}")
     else
@@ -85,7 +85,7 @@ if command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
   if [ ${#missing[@]} -gt 0 ]; then
     install "${missing[@]}" "${wished[@]}"
   elif [ ${#wished[@]} -gt 0 ]; then
-    (install "${wished[@]}") || echo "install_deps.sh: going on without ${wished[*]}."
+    (install "${wished[@]}") || echo "install_deps.sh: continuing without ${wished[*]}."
   fi
 else
   check_by_hand

@@ -43,7 +43,7 @@ def score(files):
     try:
       best = scorer.score_multi(row["references"], row["completion"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-      raise UserError("row %d is no answer of --generate-file to a line of `prompts`: %s" % (number, error))
+      raise UserError("row %d is not an answer of --generate-file to a line of `prompts`: %s" % (number, error))
     words += len(row["completion"].split())
     for kind in KINDS:
       sums[kind] += best[kind].fmeasure

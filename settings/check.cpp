@@ -240,7 +240,7 @@ static void warn_without_effect(Config& c) {
   }
 }
 
-// Why the warmup and what follows it do not both fit into the schedule's steps, or "".
+// Why the warmup and the decay do not both fit into the schedule's steps, or "".
 static std::string schedule_problem(const Config& c) {
   const Config::Optimizer& o = c.optimizer;
   int64_t steps = c.train.steps - o.schedule_start, decay = std::llround(o.decay_fraction * double(steps));

@@ -77,7 +77,7 @@ static std::string set_for_flag(const std::string& flag) {
   return sets;
 }
 
-// A user_error for the first argument that no option took, with the mistake that it most likely is.
+// A user_error for the first argument that no option took; it names the likely mistake.
 static void refuse_rest(const std::vector<std::string>& rest, const Flags& flags,
                         const std::vector<std::string>& names) {
   if (rest.empty()) return;
@@ -101,7 +101,7 @@ static void refuse_rest(const std::vector<std::string>& rest, const Flags& flags
   user_error("command line: \"%s\" after \"%s\": one configuration at a time", first.c_str(), flags.config.c_str());
 }
 
-// They could forge lines of the output. Texts to generate from may have them.
+// Control characters in a name could fake lines of our output. Texts to generate from may have them.
 static void refuse_control_characters(int argc, char** argv) {
   for (int i = 1; i < argc; i++) {
     std::string before = argv[i - 1], here = argv[i], set = before == "--set" ? here : here.substr(here.find('=') + 1);

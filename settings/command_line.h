@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-// What the program does: it trains, or what one flag asks for, which excludes all the others.
+// The mode of the program: training, or the one that a flag asks for, which excludes all the others.
 // clang-format off
 enum class Mode {
   train, eval, passkey, tasks, diagnostics, generate, generate_file, predict, token_losses, dry_run, print_config,

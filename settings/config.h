@@ -188,7 +188,7 @@ struct Config {
     int64_t groups_every = 0;  // 0 = never
   } log;
 
-  // Not settings, but where they came from.
+  // Not settings: where the settings came from.
   std::string file;                            // as the user named it
   std::map<std::string, std::string> origins;  // by key: "configs/x.json", "variant lssar", "--set", "channels / heads"
   std::vector<std::string> warnings;           // complete sentences, to be printed once
@@ -231,7 +231,7 @@ struct ChangedSetting {
   bool may_change;           // in a continued run
 };
 std::vector<ChangedSetting> changed_settings(const Config& before, const Config& now);  // all, in the table's order
-// Those of model and attention that make the same weights compute something else.
+// Settings of model and attention that change what the same weights compute.
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now);
 
 // "lssar attention with power = 3": the variant, or the kind where that is another one, and what was set besides, with

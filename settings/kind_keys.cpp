@@ -1,4 +1,5 @@
-// The keys of kinds (attention/kind.h): parameters, and which text of a file outside the tree the weights belong to.
+// The keys of kinds (attention/kind.h): parameters, and the version of each file outside the tree that the weights
+// belong to.
 #include <deque>
 
 #include "base/checksum.h"
@@ -56,7 +57,7 @@ void check_parameter(const KindRow& kind, const ScoreKey& parameter, const std::
   std::string place = kind.text ? place_of(kind, format("\"%s\"", parameter.name)) : kind.name;
   for (const ConfigRow& row : others)
     if ((row.key + std::string(".")).starts_with(key + "."))
-      user_error("%s: the parameter \"%s\" would be the key %s, which there is already; give it another name",
+      user_error("%s: the parameter \"%s\" would be the key %s, which already exists; give it another name",
                  place.c_str(), parameter.name, key.c_str());
   if (!interval(parameter.allowed).contains(parameter.initial))
     user_error("%s: the default %g of \"%s\" is not in its range %s; change one", place.c_str(), parameter.initial,
@@ -82,8 +83,8 @@ std::vector<ConfigRow> rows_of_kinds(Config& c, std::vector<ConfigRow> others) {
     }
   if (std::ranges::any_of(kind_rows(), &KindRow::text))
     rows.push_back({"attention.kind_file", &c.kind_file, "", "name and hash of each kind's file",
-                    "filled in; another text of such a file than this build has is refused", AtResume::refused, false,
-                    &files});
+                    "filled in; a version of such a file that differs from this build's is refused", AtResume::refused,
+                    false, &files});
   return rows;
 }
 
@@ -94,11 +95,10 @@ void check_kind_files(Config& c) {
     std::string own = name_and_hash(file), begin = std::string(file.name) + " ";
     for (const std::string& given : split(c.kind_file, ','))
       if (given.starts_with(begin) && given != own)
-        refuse(
-            source_of(c, {"attention.kind_file"}),
-            "attention.kind_file = \"%s\": this build has another text of that file, %s (\"%s\"); build with that of "
-            "the run, which its checkpoints hold: make KINDS=CHECKPOINT/%s.cuh",
-            given.c_str(), file.path, own.c_str(), file.name);
+        refuse(source_of(c, {"attention.kind_file"}),
+               "attention.kind_file = \"%s\": this build was made from a different version of that file, %s (\"%s\"); "
+               "build with the run's version, which its checkpoints hold: make KINDS=CHECKPOINT/%s.cuh",
+               given.c_str(), file.path, own.c_str(), file.name);
     append_item(now, own, ",");
   }
   if (c.kind_file != now) c.origins["attention.kind_file"] = "make KINDS";

@@ -7,8 +7,8 @@
 #include "base/text.h"
 #include "settings/table.h"
 
-// The words of attention.layers beside the kinds' names; the first of two is what holds without either. Where the
-// configuration lacks what they are about, neither says anything. A window's number of keys may follow "window".
+// The words of attention.layers besides the names of kinds, in pairs: the first of two holds if neither is given. Both
+// are refused if the configuration lacks what they are about. A window's number of keys may follow "window".
 static const struct {
   const char *usual, *other;
   Needs needs;
@@ -76,7 +76,7 @@ std::string layer_problem(const Config& c, const std::string& entry) {
   for (const char* kind : kind_names) append_item(kinds, kind);
   for (const char* bias : bias_names) append_item(biases, bias);
   auto [words, kind, window] = layer_entry(entry);
-  // Beside a layer with its own window, full says something.
+  // full has an effect if another layer has its own window.
   bool some_own = std::ranges::any_of(c.layers, [](const auto& other) { return layer_entry(other).window > 0; });
   auto has = [&](const std::string& text) { return ("_" + entry + "_").find("_" + text + "_") != std::string::npos; };
   bool wrong = has("") || (!kind.empty() && !(std::ranges::count(names, kind) && has(kind)));

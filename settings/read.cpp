@@ -82,9 +82,9 @@ std::string assign(const ConfigRow&, std::string& target, const json& value) {
   return "";
 }
 
-// Of the kind, and of the keys of a kind, that another build may have
+// For a kind, or a key of a kind, that another build may have.
 constexpr const char* BY_ITS_FILE =
-    " in this build: make KINDS=PATH.cuh adds a kind by its file, which checkpoints hold";
+    "; to use your own kind, build with its file, which checkpoints hold: make KINDS=PATH.cuh";
 
 std::string assign(const ConfigRow& row, const EnumField& target, const json& value) {
   if (target.number && value.is_number()) {
@@ -103,7 +103,7 @@ std::string assign(const ConfigRow& row, const EnumField& target, const json& va
                          ? "; softmax1 is attention.sink = \"one\""
                          : did_you_mean(value.get<std::string>(), {target.names.begin(), target.names.end()});
   bool is_kind = row.key == std::string("attention.kind") || row.key == std::string("attention.variant");
-  return std::string("is unknown") + (hint.empty() && is_kind ? BY_ITS_FILE : "") + " (" + list + ")" + hint;
+  return "is unknown (" + list + ")" + (hint.empty() && is_kind ? BY_ITS_FILE : hint);
 }
 
 std::string assign(const ConfigRow&, std::vector<std::string>& target, const json& value) {
@@ -272,7 +272,8 @@ class Reader {
         if (name.starts_with(key + ".")) append_item(inside, name, ", ");
       refuse(source, "%s is a group of keys; set one of %s", key.c_str(), inside.c_str());
     }
-    if (of_file && key.starts_with("attention.")) refuse(source, "%s is unknown%s", key.c_str(), BY_ITS_FILE);
+    if (of_file && key.starts_with("attention."))
+      refuse(source, "%s is unknown in this build%s", key.c_str(), BY_ITS_FILE);
     std::string word = key.substr(key.rfind('.') + 1);
     std::vector<std::string> candidates = keys;
     candidates.insert(candidates.end(), sections.begin(), sections.end());
@@ -401,7 +402,7 @@ std::vector<int> parse_lengths(const std::string& text, const char* what) {
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates) {
   if (word.size() > 64) return "";
   auto same = [](char a, char b) { return std::tolower(uint8_t(a)) == std::tolower(uint8_t(b)); };
-  // edits: insert, delete, replace, swap two neighbours; the case of letters is none
+  // edits: insert, delete, replace, swap two neighbours; a change of case does not count
   auto distance = [&](const std::string& other) {
     std::vector<std::vector<size_t>> d(word.size() + 1, std::vector<size_t>(other.size() + 1));
     for (size_t i = 0; i <= word.size(); i++) {

@@ -138,7 +138,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"model.position", choice(m.position, position_names), "", no, "how positions are encoded"},
     only_with(ROPE_BASE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
     only_with(ROPE, {"model.rope_fraction", &m.rope_fraction, "[0, 1]", no,
-                     "share of the frequencies that rotate, the highest (p-RoPE); the others do not"}),
+                     "share of the frequencies that rotate, highest first (p-RoPE)"}),
     {"model.head.outputs", &m.head.outputs, "[0, 1024]", no,
      "0: predicts tokens; K: K values for each token, with a squared error, from float32 labels"},
 
@@ -193,7 +193,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"optimizer.grad_clip", &o.grad_clip, "[0, 1e9]", no, "largest norm of the gradient; 0 = off"},
     {"optimizer.schedule", choice(o.schedule, schedule_names), "", no, "learning rate after the warmup"},
     {"optimizer.schedule_start", &o.schedule_start, "[0, 1e9]", no,
-     "with --resume from this step: these optimizer settings from here on, the schedule begun anew; the moments stay"},
+     "with --resume from this step: use these optimizer settings and restart the schedule; the moments are kept"},
     {"optimizer.warmup_steps", &o.warmup_steps, "[0, 1e9]", no, "steps in which the learning rate rises to lr"},
     only_with(DECAY, {"optimizer.final_lr_fraction", &o.final_lr_fraction, "[0, 1]", no, "final rate / lr"}),
     only_with(WSD, {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "share of steps in which wsd decays"}),
@@ -205,7 +205,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     only_with(LABELS, {"train.label_mean", choice(c.train.label_mean, label_mean_names), "", no,
                        "the loss is the mean over all labels, or over the means of sequences that have any"}),
     {"train.recompute", choice(c.train.recompute, recompute_names), "", no,
-     "what the backward pass computes again to save memory; gelu changes last digits in bf16", may_change},
+     "what the backward pass recomputes to save memory; gelu changes last digits in bf16", may_change},
     {"train.zero_stage", &c.train.zero_stage, "[0, 1]", no,
      "1: each rank keeps its share of the optimizer's state", may_change},
 

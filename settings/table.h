@@ -1,6 +1,6 @@
 // THE configuration table. A row's type is the type of the Config member that it points to, its default that member's
-// initialiser; everything else that concerns one key alone is in the row. Below it is what read.cpp, check.cpp and
-// show.cpp share.
+// initialiser; everything else that concerns one key alone is in the row. Declarations shared by read.cpp, check.cpp
+// and show.cpp follow.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -31,11 +31,11 @@ struct WholeNumber {
 struct Needs {
   const char* what;  // "attention.kind = \"lssar\""
   std::function<bool(const Config&)> met;
-  bool or_a_flag = false;  // a flag may ask for what it needs, as --lengths, where nothing is trained
-  bool of_a_file = false;  // this build alone has the key, of a file of KINDS: written where it has an effect
+  bool or_a_flag = false;  // a flag, such as --lengths, may meet the condition if nothing is trained
+  bool of_a_file = false;  // only a build with the kind's file has the key: it is written only where it has an effect
 };
 
-// What another value does at --resume.
+// The effect of another value at --resume.
 enum class AtResume {
   refused,
   compared,  // allowed if check_same_run() finds the same shards and learning rates, or if it matters at the start only

@@ -60,7 +60,7 @@ class Rules(unittest.TestCase):
     self.nothing(r"\t|[ \t]$|^(<<<<<<<|>>>>>>>) ", sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh", ".md"))
 
   def test_lines_are_wrapped(self):
-    # but for the rows of a table in planted_bugs_ptx.sh, whose cells are regular expressions
+    # except the rows of a table in planted_bugs_ptx.sh, whose cells are regular expressions
     self.nothing(r"^(?!\w+ +\| (forward|keys)_\w+ +\|).{121}",
                  sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh", ".mk", "Makefile"))
 

@@ -110,7 +110,7 @@ def values_of_all_settings():
 
 
 class Different(Exception):
-  """What is not as it must be."""
+  """A result that is not as it must be."""
 
 
 class Tortured(RankRuns):

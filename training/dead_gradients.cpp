@@ -23,7 +23,8 @@ void warn_of_zero_gradients(Model& model, int64_t step) {
     model.parameters().read(tensor, Part::gradients, values.data());
     return std::all_of(values.begin(), values.end(), [](float x) { return x == 0; });
   };
-  // A gate that multiplies by 0 and has a gradient opens with the first update. What lies behind it learns from then.
+  // A gate that multiplies by 0 and has a gradient opens with the first update. The parameters behind it learn from
+  // then on.
   bool multiplies = model.config().attention.gate.op == GateOp::multiply;
   std::set<std::string> opening;  // "h.3."
   std::vector<std::string> zero;

@@ -54,7 +54,7 @@ std::optional<StepResult> next_gradients(Model& model, Loader& loader) {
   return result;
 }
 
-// What a step did to the weights.
+// The effect of a step on the weights.
 enum class Outcome { updated, skipped, diverged };
 
 struct Step {
@@ -66,7 +66,8 @@ struct Step {
   AdamW update = {};
 };
 
-// A run while it trains. Its members are what several parts of the loop change; those without a value are train()'s.
+// A run while it trains. Its members are the state that several parts of the loop change; those without a value are
+// train()'s.
 struct Training {
   void run();
   bool evaluate();
@@ -116,7 +117,7 @@ bool Training::stopping() {
   return requests.stop;
 }
 
-// Runs what is due after state_.step steps. Returns false if it was asked to stop.
+// Runs all that is due after state_.step steps. Returns false if it was asked to stop.
 bool Training::evaluate() {
   int64_t step = state_.step;
   Asking asking{model_, {path_, step, step * config_.batch.tokens}, metrics_, [this] { return stopping(); }};

@@ -12,7 +12,7 @@
 // A copy of parameters and moments, from which a checkpoint is written while training continues.
 static const char* const SNAPSHOT = "checkpoint snapshot";
 
-// What a GPU holds beside the model's arrays.
+// Memory of a GPU that is not the model's arrays.
 static constexpr size_t MIB = size_t(1) << 20;
 // The code of all kernels, each of which CUDA loads when it is first used: 8.3 to 9.7 MiB (.text and .nv.constant in
 // the cubins of an executable with all kinds and head sizes, by nvcc 13.0 for 80, 90a, 100 or 120).
@@ -65,7 +65,7 @@ static int largest_micro(const Config& config, const ModelSize& size, size_t bud
   return micro;
 }
 
-// What to change so that the run fits; every offer is a plan that was made.
+// Changes with which the run fits; each was planned.
 static std::string what_fits(Config config, ModelSize size, size_t budget) {
   std::string changes, offers;
   auto offer = [&](const std::string& length) {
@@ -124,7 +124,7 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
                   bytes_text(double(device.free_memory)).c_str(), bytes_text(double(reserve)).c_str());
   if (training) {
     table += format("; micro batch %d", config.batch.micro);
-    if (largest > config.batch.micro) table += format(", %d fits too", largest);
+    if (largest > config.batch.micro) table += format(" (up to %d fits)", largest);
   }
   table += "\n";
   if (total_bytes(rows) > budget)

@@ -15,9 +15,9 @@ struct ModelSize {   // what a model is made for
   int ranks;
 };
 
-// What a run with config.batch.micro holds on the device, in bytes by name: the model's arrays and, on a GPU, what is
-// still to come when free memory is read. That is all that CUDA takes for a GPU of plan.memory; on the GPU itself the
-// context and NCCL's buffers are there before.
+// The memory of a run with config.batch.micro on the device, in bytes by name: the model's arrays and, on a GPU, what
+// is still to come when free memory is read. That is all that CUDA takes for a GPU of plan.memory; on the GPU itself
+// the context and NCCL's buffers are there before.
 using MemoryRows = std::vector<std::pair<std::string, size_t>>;
 MemoryRows memory_rows(const Config& config, const ModelSize& size);
 size_t total_bytes(const MemoryRows& rows);

@@ -30,7 +30,7 @@ DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
   return device;
 }
 
-// A name that is no configuration, though one could expect it to be.
+// A name that is not a configuration but could be taken for one.
 static void check_config_file(const std::string& path) {
   std::filesystem::path file = path;
   if (!is_there(file) && file.extension() != ".json")
@@ -155,7 +155,7 @@ Data open_data(const Flags& flags, Config& config, bool evaluates, int rank) {
   Data data;
   if (!flags.lengths.empty()) config.eval.lengths = parse_lengths(flags.lengths, "--lengths");
   Config checked = config;
-  if (!evaluates) checked.eval.tokens = std::numeric_limits<int64_t>::max();  // other questions have their own tokens
+  if (!evaluates) checked.eval.tokens = std::numeric_limits<int64_t>::max();  // other modes have their own tokens
   if (evaluates || flags.is(Mode::passkey) || config.diagnoses)
     check_lengths(checked, config.eval.lengths, flags.lengths.empty() ? "eval.lengths" : "--lengths");
   if (training) data.train = open_shards(config.data.train, config.model.vocab, "data.train");

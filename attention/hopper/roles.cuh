@@ -70,7 +70,7 @@ template <class Pass, class Arguments> __device__ __forceinline__ void run_roles
   }
 }
 
-// What a pass, a consumer's work on its 64 held rows of a row tile, has of both.
+// The base of both passes: a consumer's work on its 64 held rows of a row tile.
 template <class Arguments, class Mask_, class Tile_> struct HopperPass {
   using Mask = Mask_;
   using Tile = Tile_;

@@ -62,7 +62,7 @@ void round_tile(Bf16Tile& to, const FloatTile& from, int keys, int queries) {
     for (int e = 0; e < SIDE; e++) to[key][e] = from_float<bf16>(key < keys && e < queries ? from[key][e] : 0);
 }
 
-// What a thread works on. What lies beyond the last query or key has no meaning, but is initialised.
+// The memory of a thread. Elements beyond the last query or key have no meaning, but are initialised.
 struct Scratch {
   FloatTile z, dp;              // scores and dP, then weights, or P and dz
   Bf16Tile weights[2];          // those, rounded
@@ -317,7 +317,7 @@ template <class Policy> void onednn_backward(const BackwardCall<bf16>& c) {
   cpu::put_on(c.call.stream, [c, shape, B = c.call.shape.B] { backward_heads<Policy, Biased>(c, shape, B); });
 }
 
-// What the forward pass saves is what the general kernels save.
+// The forward pass saves the same numbers as the general kernels.
 template <class File> bool add_onednn(Kind kind) {
   using Policies = PolicyOf<File, FullMaths>;
   Family<bf16> f = {.name = "onednn", .order = 2};

@@ -1,4 +1,4 @@
-// What the benchmark programs share: random device arrays, timing, the machine's ceilings, the work that attention must
+// Shared by the benchmark programs: random device arrays, timing, the machine's ceilings, the work that attention must
 // do, and the JSON that dev/bench_table.py reads.
 #pragma once
 #include <algorithm>
@@ -110,7 +110,7 @@ inline void print_trial_head() {
       "| changed, ms (least to most) | TFLOP/s | same bits |\n|---|---|---|---|---|---|---|---|---|---|\n");
 }
 // A row of that table. now and changed: seconds of one run; each is called once a turn. The answer is only "faster" or
-// "slower" if every turn says so. The times of the CPU layer are no answer about a GPU, so none is measured there.
+// "slower" if every turn says so. The times of the CPU layer say nothing about a GPU, so none is measured there.
 inline void print_trial(const Question& question, const std::string& where, double flops,
                         const std::function<double()>& now, const std::function<double()>& changed,
                         const std::string& same_bits) {
@@ -142,7 +142,7 @@ inline void print_trial(const Question& question, const std::string& where, doub
 
 struct Ceilings {
   double copy, fp32, bf16;  // bytes a second, read and written; FLOPs a second of large matrix products
-  // Seconds that so much work takes at least.
+  // The least seconds that this much work takes.
   double floor(double bytes, double flops, bool is_bf16) const {
     return std::max(bytes / copy, flops / (is_bf16 ? bf16 : fp32));
   }

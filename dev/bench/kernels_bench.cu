@@ -75,8 +75,8 @@ static void line(const std::string& name, bool is_bf16, double bytes, double flo
                   {"launches", launches}});
 }
 
-// What lies between the q,k,v product and the output projection. Everything works in place, again and again: scales of
-// 1 and rows of length 1 keep the numbers what they are.
+// The kernels between the q,k,v product and the output projection. All work in place, again and again: scales of 1 and
+// rows of length 1 keep the numbers unchanged.
 template <class T, class Line> static void attention_of(const Model& m, const Line& line) {
   const int N = m.B * m.T, A = m.C, D = m.C / m.H, Q = 4 * A;  // Q: q, k, v and a gate's logits
   const double s = sizeof(T), NA = double(N) * A;

@@ -121,7 +121,7 @@ test_program() {
   row "test_$1" $((SECONDS - start)) "$result" "${first:-${skip%%:*}}"
 }
 
-# What steps say of themselves.
+# The results of the steps.
 last_line() { tail -n 1 "$1" | tr '|' ','; }
 built() {
   (cd "$quick_build" && find . -name '*.ptxas' -print0 | xargs -0r tar -czf "$logs/ptxas.tar.gz")

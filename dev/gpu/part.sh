@@ -24,7 +24,7 @@ has() { [[ " $missing " != *" $1 "* ]]; }
 need() {
   has "$1" && return
   note "LEFT OUT: $1 is missing"
-  [ -n "$rehearse" ]  # there it is no failure
+  [ -n "$rehearse" ]  # there it is not a failure
   exit
 }
 

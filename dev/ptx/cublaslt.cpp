@@ -1,5 +1,5 @@
-// Stands in for cuBLASLt, after its documentation (docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API"): column-major
-// D = alpha op(A) op(B) + beta C in float32, with the epilogues whose bias and auxiliary array run along D's rows.
+// Replaces cuBLASLt, after its documentation (docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API"): column-major D =
+// alpha op(A) op(B) + beta C in float32, with the epilogues whose bias and auxiliary array run along D's rows.
 // Algorithms are the caller's demands written down: cublasLtMatmul holds it to them.
 #include <cublasLt.h>
 #include <algorithm>
@@ -60,7 +60,7 @@ cublasStatus_t refused(const char* why) {
   return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// What the documentation asks of an epilogue's arrays. Stricter than it: no attribute of another epilogue is set.
+// The documentation's demands on an epilogue's arrays. Stricter than it: no attribute of another epilogue is set.
 cublasStatus_t check_epilogue(const Description& d, const Layout& out) {
   constexpr int AUXILIARY = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
   const bool with_bias = d.epilogue() & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADA),
@@ -79,7 +79,7 @@ cublasStatus_t check_epilogue(const Description& d, const Layout& out) {
   if (type != CUDA_R_16BF && type != CUDA_R_16F) return refused("an auxiliary array that is not of 16 bits");
   const int64_t leading = d.get<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);
   if (leading % 8 || leading < int64_t(out.rows)) {
-    return refused("the auxiliary array's leading dimension is below the rows or no multiple of 8");
+    return refused("the auxiliary array's leading dimension is below the rows or not a multiple of 8");
   }
   if (d.get<uint64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 0) % 16) {
     return refused("the auxiliary array is not at a multiple of 16 bytes");
@@ -161,7 +161,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   *handle = reinterpret_cast<cublasLtHandle_t>(&nothing);
   return CUBLAS_STATUS_SUCCESS;
 }
-const char* cublasLtGetStatusString(cublasStatus_t) { return "refused by what stands in for cuBLASLt"; }
+const char* cublasLtGetStatusString(cublasStatus_t) { return "refused by the replacement for cuBLASLt"; }
 size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t compute, cudaDataType_t scale) {

@@ -16,7 +16,7 @@ namespace {
 using std::string;
 using std::vector;
 
-// What names, opcodes, directives and numbers consist of, beside "::" and a minus in front.
+// The characters of names, opcodes, directives and numbers, besides "::" and a leading minus.
 constexpr std::string_view WORD = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$%.";
 
 bool is_number(const string& text) { return isdigit(uint8_t(text[0])) || (text[0] == '-' && text.size() > 1); }

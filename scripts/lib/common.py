@@ -1,4 +1,4 @@
-"""What several scripts need: ending with a message, reading flags and texts, folders for what they write, and ./train.
+"""Shared by several scripts: ending with a message, reading flags and texts, folders for what they write, and ./train.
 Standard library only."""
 import argparse
 import array
@@ -294,7 +294,7 @@ def metrics_of(folder, name):
 
 def rows(program, *flags, **options):
   """{key: (value as ./train writes it, its origin and whether it may change)} of every setting that ./train makes of a
-  configuration and flags, but for those that are chosen when a run starts (auto)."""
+  configuration and flags, except those that are chosen when a run starts (auto)."""
   result = {}
   for line in train(program, *flags, "--print-config", **options).splitlines():
     key, rest = line.split(None, 1)

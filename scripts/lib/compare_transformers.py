@@ -86,7 +86,7 @@ def take_formula(folder):
     return True
   with open(FORMULA, encoding="utf-8") as ours, open(carried, encoding="utf-8") as theirs:
     ours, theirs = ours.read(), theirs.read()
-  # but for kinds that are files, whose formulas the checkpoint alone has
+  # except for kinds that are files, whose formulas only the checkpoint has
   if formulas := re.search(r"^FORMULAS = \{\n[\s\S]*?^\}\n", theirs, re.MULTILINE):
     ours = ours.replace("FORMULAS = {\n}\n", formulas[0])
   with open(carried, "w", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ MARKER = b"<|endoftext|>"
 
 
 def kind_of(name):
-  """The ending of a name, but for that of its compression."""
+  """The ending of a name, without that of its compression."""
   return os.path.splitext(re.sub(r"\.(gz|zst)$", "", name))[1]
 
 

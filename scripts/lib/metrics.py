@@ -1,4 +1,4 @@
-"""What the metrics.jsonl of runs say, for every script that reads them. Standard library only.
+"""Reads the metrics.jsonl of runs, for every script that needs them. Standard library only.
 
 Older files lack some fields: what their evaluations are of follows from the configuration in the latest "start" line
 before them. Unknown types and evaluations of an unknown "mode" are skipped.
@@ -275,8 +275,8 @@ class Run:
   """A run's metrics.jsonl.
 
   start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. others: {type: [line]}, those of
-  other types and the run's own weights, unchecked but for their step. own: the evaluation that says what the run's own
-  evaluations are of (its last "val" line; without one its first "eval" line; if possible in mode "windows").
+  other types and the run's own weights, unchecked except for their step. own: the evaluation that decides which
+  evaluations are the run's own (its last "val" line; without one its first "eval" line; if possible in mode "windows").
   evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope scaling.
   row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations in mode
   "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes: those of
@@ -406,7 +406,7 @@ class Run:
     return str(self.config.get("seed"))
 
   def steps(self):
-    """That it is to make."""
+    """The steps of its whole training."""
     return finite(section(self.config, "train").get("steps"))
 
   def step(self):
@@ -535,7 +535,7 @@ def judged(run):
 
 
 def differing(runs):
-  """The keys of configurations in which runs differ, but for their names and those that attention.variant decides."""
+  """The keys of configurations in which runs differ, except their names and those that attention.variant decides."""
   configs = [flat(run.config) for run in runs]
   keys = [key for key in dict.fromkeys(key for config in configs for key in config)
           if key != "name" and len({config.get(key) for config in configs}) > 1]

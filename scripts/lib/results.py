@@ -20,7 +20,7 @@ def number(value):
   return finite(value) is not None
 
 
-# What a field of results must be: whether a value is that, and its name.
+# The types of the fields of results: whether a value has the type, and its name.
 TEXT = lambda value: isinstance(value, str), "a text"
 WHOLES = lambda value: list_of(whole, value), "a list of whole numbers"
 NUMBER = lambda value: value is None or number(value), "a number or null"

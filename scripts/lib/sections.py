@@ -1,4 +1,4 @@
-"""A section is the unit of what scripts show of runs: report.py shows all of them, plot.py, diagnose.py and
+"""Sections, the parts in which scripts show runs: report.py shows all of them, plot.py, diagnose.py and
 passkey.py some.
 
 It says which command makes its lines, and has tables and the panels of a picture, with a row or a line for each

@@ -1,6 +1,6 @@
-# What this machine has for a build: the compilers and their versions, GPUs, NCCL, PCRE2, oneDNN. Sets BACKEND, ARCH,
-# NCCL, HAVE_PCRE2 and HAVE_ONEDNN where the user has not, refuses what cannot work before a compiler's error explains
-# it, and ends a build with the summary of what it can do.
+# Finds this machine's tools for a build: the compilers and their versions, GPUs, NCCL, PCRE2, oneDNN. Sets BACKEND,
+# ARCH, NCCL, HAVE_PCRE2 and HAVE_ONEDNN where the user has not, refuses what cannot work before a compiler's error
+# explains it, and ends a build with the summary of what it can do.
 BACKEND ?= auto
 MARCH ?= native
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(shell command -v nvcc || echo /usr/local/cuda/bin/nvcc))
@@ -90,7 +90,8 @@ HAVE_PCRE2 := $(shell echo | $(CXX) -E -DPCRE2_CODE_UNIT_WIDTH=8 -include pcre2.
 HAVE_ONEDNN := $(if $(filter cpu,$(BACKEND)),$(shell \
   printf '%s\n' '\#if DNNL_CPU_RUNTIME != DNNL_RUNTIME_OMP' '\#error' '\#endif' | \
   $(CXX) $(CPPFLAGS) -E -include dnnl.hpp -x c++ - >/dev/null 2>&1 && echo 1 || echo 0))
-# What MARCH adds to every CPU's instructions. A folder that machines share has objects of the last one that ran make.
+# The instructions that MARCH adds to those of every CPU. A folder that machines share has objects of the last one that
+# ran make.
 FEATURES := $(if $(filter cpu ptx,$(BACKEND)),$(shell \
   bash scripts/lib/cpu_features.sh "$(CPPFLAGS) -march=$(MARCH)" $(CXX) 2>/dev/null))
 THIS_CPU := $(if $(filter native,$(MARCH)),$(shell sed -n '/^model name/{s/.*: //p;q}' /proc/cpuinfo 2>/dev/null | \

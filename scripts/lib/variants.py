@@ -19,7 +19,7 @@ def look(number):
 
 
 def without_seed(run, text):
-  """The text with * for the run's seed, where that stands as a number of its own."""
+  """The text with * for the run's seed, where it is a number of its own."""
   return re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % re.escape(run.seed()), "*", text)
 
 
@@ -108,7 +108,7 @@ def baseline(runs, wanted):
 
 def mean_text(values, digits="{:.3f}", seeds=0, exact=False):
   """The mean over the seeds with its 95% interval; "-" without values. seeds: how many there should be. exact: equal
-  values are no accident, and have no interval."""
+  values are exact, and have no interval."""
   if not values:
     return "-"
   mean, found = metrics.mean(values), f" ({len(values)} of {seeds} seeds)" * (len(values) < seeds)

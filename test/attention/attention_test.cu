@@ -160,7 +160,7 @@ template <class T> struct Comparison {
     dlearned.add(result.dlearned, exact_dlearned, naive_dlearned, terms[4]);
   }
 
-  // The largest error / bound, but for the sinks.
+  // The largest error / bound, except of the sinks.
   double compare() {
     dlearned.compare();
     return std::max({out.compare(), dq.compare(), dk.compare(), dv.compare(), dbias.compare()});
@@ -546,7 +546,8 @@ TYPED_TEST(AttentionTest, ManyHeads) {
     }
 }
 
-// Multiprocessors left to other kernels change who computes a tile, and no bit. Only Hopper's kernels leave any.
+// Multiprocessors left to other kernels change which block computes a tile, but no bit. Only Hopper's kernels leave
+// any.
 TEST(HopperAttention, SpareMultiprocessors) {
   if (lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   family = "hopper";

@@ -1,4 +1,4 @@
-// attention.bias against the formulas of its papers, written as they stand there: ALiBi's slopes times distances, FoX's
+// attention.bias against the formulas of its papers, written as in the papers: ALiBi's slopes times distances, FoX's
 // products of forget gates and CABLE's sums over the positions between key and query, for each pair by itself.
 #include "attention/bias.cuh"
 

@@ -152,7 +152,7 @@ TEST(Diagnose, SettingsOfTheKinds) {
   }
 }
 
-// With a window no weight lies beyond it, but for those of the sink tokens.
+// With a window no weight lies beyond it, except those of the sink tokens.
 TEST(Diagnose, WindowsAndBiases) {
   if (!on_cpu) GTEST_SKIP() << "the general kernels have no such masks on a GPU";
   for (AttentionSetup s : settings_of_all_kinds()) {

@@ -1,4 +1,4 @@
-// What attention needs beside its kernels: the memory it asks for, the choice of a family, names, errors.
+// The parts of attention besides its kernels: the memory it asks for, the choice of a family, names, errors.
 #include <gtest/gtest.h>
 
 #include "attention/family.h"

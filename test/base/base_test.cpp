@@ -120,7 +120,7 @@ TEST(Files, PipesAreNotWaitedFor) {
     EXPECT_EQ(error_of([&] { read_text_file(path, "test", 9); }), "user: test: not a regular file  [" + path + "]");
     EXPECT_EQ(error_of([&] { File::open_to_append(path); }), "user: " + path + " is not a regular file; remove it");
   }
-  EXPECT_EQ(read_text_file(pipe, "test", 9, Pipes::taken), "");  // nobody writes it
+  EXPECT_EQ(read_text_file(pipe, "test", 9, Pipes::taken), "");  // no process writes to it
   EXPECT_EQ(error_of([&] { read_text_file("/dev/zero", "test", 9, Pipes::taken); }),
             "user: test: the file has more than 9 bytes  [/dev/zero]");
 }

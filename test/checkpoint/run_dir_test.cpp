@@ -166,8 +166,8 @@ TEST_F(Runs, KeepNewestLeavesWhatOthersMadeOrRead) {
   testing::internal::CaptureStderr();
   run->keep_newest(1);
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
-            "warning: " + run_path + "/step_00900000 is not a checkpoint of this training; it stays there\n" +
-                "warning: " + run_path + "/step_00000001 is not a checkpoint of this training; it stays there\n");
+            "warning: " + run_path + "/step_00900000 is not a checkpoint of this training; it was not removed\n" +
+                "warning: " + run_path + "/step_00000001 is not a checkpoint of this training; it was not removed\n");
   EXPECT_EQ(steps(), (std::vector<int64_t>{900000, 5, 4, 1}));
   lock = File();
   testing::internal::CaptureStderr();

@@ -1,4 +1,4 @@
-"""What signals do to a run: it saves and stops, or saves and continues, with the bits of a run without them."""
+"""Signals to a run: it saves and stops, or saves and continues, with the bits of a run without them."""
 import os
 import shutil
 import signal

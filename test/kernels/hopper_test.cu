@@ -520,7 +520,7 @@ TEST_F(Hopper, TensorMapsThatTheDriverWouldRefuse) {
   auto refuse = [&](int rows, size_t batch, size_t row, size_t head, int channels = 64) {
     EXPECT_THROW(tensor_map(x, {1, rows, 1, channels, batch, row, head}, 64), Failure) << rows << " rows, " << batch;
   };
-  // No rows; channels or a stride that are no multiple of 8; strides that are no multiples of each other.
+  // No rows; channels or a stride that are not multiples of 8; strides that are not multiples of each other.
   refuse(0, 256, 64, 64), refuse(4, 256, 64, 64, 60), refuse(4, 272, 68, 68), refuse(4, 72, 64, 64);
   refuse(4, 288, 72, 64), refuse(4, 256, 64, 40);
 }

@@ -1,5 +1,5 @@
-// What mma_m16n8k16 (kernels/gpu.cuh) adds and how it rounds: to the bit as tensor_core.h says. The like of wgmma is in
-// hopper_test.cu.
+// Sums and rounding of mma_m16n8k16 (kernels/gpu.cuh), to the bit as in tensor_core.h. hopper_test.cu has the same for
+// wgmma.
 #include "test/kernels/tensor_core.h"
 
 #include <gtest/gtest.h>

@@ -54,7 +54,7 @@ class Weights(Workspace):
     first = self.ok("--eval", "--resume", **lssar)
     self.assertEqual(first.stderr, "")
     again = self.train("runs/tiny/config.json", "--eval", "--resume")
-    results = lambda done: done.stdout[done.stdout.index("continuing"):]  # before it stands how much memory is free
+    results = lambda done: done.stdout[done.stdout.index("continuing"):]  # the free memory is printed before it
     self.assertEqual(results(again), results(first))
     # The same model under another name, or with settings that matter only at the beginning.
     named = {"attention__kind": "lssar", "attention__qk_norm": "l2", "attention__scale": "logd_logn"}

@@ -281,11 +281,12 @@ TEST(ConfigErrors, CrossChecks) {
 }
 
 TEST(ConfigErrors, KindsOfAnotherBuild) {
-  std::string way = "is unknown in this build: make KINDS=PATH.cuh adds a kind by its file, which checkpoints hold";
+  std::string way = "; to use your own kind, build with its file, which checkpoints hold: make KINDS=PATH.cuh";
   for (auto* key : {"attention.kind", "attention.variant"})
-    expect_wrong(key, "\"my_score\"", way + " (" + allowed_names(key) + ")");
+    expect_wrong(key, "\"my_score\"", "is unknown (" + allowed_names(key) + ")" + way);
   expect_error(R"({"attention": {"cap": 50, "kind_file": "my_score 0123"}})", {},
-               "attention.cap " + way + "  [x.json]\nconfig: attention.kind_file " + way + "  [x.json]");
+               "attention.cap is unknown in this build" + way +
+                   "  [x.json]\nconfig: attention.kind_file is unknown in this build" + way + "  [x.json]");
   expect_error(R"({"attention": {"cap": 50}})", {},
                "attention.cap is unknown; did you mean \"attention.scale\"?  [x.json]");
 }

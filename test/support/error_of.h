@@ -1,4 +1,4 @@
-// What a call says: the text of its error, and the parts that a text must contain.
+// The text of a call's error, and the parts that a text must contain.
 #pragma once
 #include <gtest/gtest.h>
 

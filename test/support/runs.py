@@ -121,7 +121,7 @@ class Runs(Workspace):
     return output
 
   def write_start_with_nan(self):
-    """Leaves start/model.safetensors, the weights of a step but for one number of h.1.ln_2.weight."""
+    """Leaves start/model.safetensors, the weights of a step except for one number of h.1.ln_2.weight."""
     self.run_ok(name="first", train__steps=1)
     tensors = read_safetensors(self.model("first", 1))
     dtype, shape, data = tensors["h.1.ln_2.weight"]
@@ -177,7 +177,7 @@ class RankRuns(Runs):
     self.changes.update(batch__tokens=128, optimizer__lr=1e-3)  # low, because training amplifies rounding
 
   def assert_close(self, found, expected, bound, at=""):
-    """Equal but for rounding: of a float, relative to it or to 1; of an array of floats, as bytes, to the largest."""
+    """Equal up to rounding: of a float, relative to it or to 1; of an array of floats, as bytes, to the largest."""
     if isinstance(expected, dict):
       self.assertEqual(found.keys(), expected.keys(), at)
       for key in expected:

@@ -1,4 +1,4 @@
-// What a run says about the device and its errors: peaks by name, no GPU or an old driver, errors that come late.
+// A run's output about the device and its errors: peaks by name, no GPU or an old driver, errors that come late.
 #include <gtest/gtest.h>
 
 #include <algorithm>
