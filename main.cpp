@@ -18,7 +18,7 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "checkpoint/hugging_face.h"
-#include "checkpoint/state.h"
+#include "checkpoint/load_save.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
 #include "eval/benchmarks.h"

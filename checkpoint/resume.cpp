@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "checkpoint/load_save.h"
 #include "checkpoint/metrics.h"
-#include "checkpoint/state.h"
 #include "settings/schedule.h"
 
 namespace fs = std::filesystem;

@@ -9,7 +9,7 @@
 #include "base/background.h"
 #include "base/progress.h"
 #include "base/text.h"
-#include "checkpoint/state.h"
+#include "checkpoint/load_save.h"
 #include "eval/generate.h"
 #include "kernels/matmul.cuh"
 #include "ranks/requests.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/state.h"
+#include "checkpoint/load_save.h"
 
 #include <cstdio>
 #include <functional>
