@@ -29,8 +29,8 @@
 #include "training/dead_gradients.h"
 #include "training/evaluations.h"
 #include "training/loop.h"
+#include "training/matmul_algorithms.h"
 #include "training/plan.h"
-#include "training/products.h"
 #include "training/start.h"
 #include "version.h"
 

@@ -18,7 +18,7 @@
 #include "data/tokenizer.h"
 #include "eval/diagnostics.h"
 #include "eval/evaluate.h"
-#include "training/products.h"
+#include "training/matmul_algorithms.h"
 
 DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
   choose_device(ranks);

@@ -1,4 +1,4 @@
-#include "training/products.h"
+#include "training/matmul_algorithms.h"
 
 #include <algorithm>
 #include <cstdio>
