@@ -248,11 +248,11 @@ void Program::ask() {
   std::unique_ptr<RunDir> run_dir;
   if (comm().first()) run_dir = std::make_unique<RunDir>(config_.name);
   MetricsLog metrics = begun_metrics(run_dir.get());
-  Weights weights{"random", step_};
-  if (beginning_.from) weights = {beginning_.from->path, step_, beginning_.from->state.tokens};
-  else if (!config_.init.empty()) weights.path = named_folder(config_.init).path;
+  WeightsOrigin origin{"random", step_};
+  if (beginning_.from) origin = {beginning_.from->path, step_, beginning_.from->state.tokens};
+  else if (!config_.init.empty()) origin.path = named_folder(config_.init).path;
   for (const Evaluation& evaluation : evaluations_)
-    if (evaluation.asked && !evaluation.run({*model_, weights, metrics, {}}, evaluation.items))
+    if (evaluation.asked && !evaluation.run({*model_, origin, metrics, {}}, evaluation.items))
       failure("%s", evaluation.not_finite);
 }
 

@@ -164,37 +164,37 @@ BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<d
   return report;
 }
 
-static void write_line(const Asking& asking, const Benchmark& benchmark, const BenchmarkReport& r) {
-  asking.metrics.write("task", {{"step", asking.weights.step},
-                                {"tokens", asking.weights.tokens},
-                                {"task", benchmark.name},
-                                {"n", benchmark.examples.size()},
-                                {"acc", r.acc},
-                                {"acc_norm", r.acc_norm},
-                                {"acc_bytes", r.acc_bytes},
-                                {"acc_norm_tokens", r.acc_norm_tokens},
-                                {"stderr", r.standard_error},
-                                {"margin", r.margin},
-                                {"chance", r.chance},
-                                {"max_length", max_length(asking.model.config())},
-                                {"cut", r.cut},
-                                {"xxh64", benchmark.checksum},
-                                {"weights", asking.weights.path}});
+static void write_line(const EvalContext& context, const Benchmark& benchmark, const BenchmarkReport& r) {
+  context.metrics.write("task", {{"step", context.origin.step},
+                                 {"tokens", context.origin.tokens},
+                                 {"task", benchmark.name},
+                                 {"n", benchmark.examples.size()},
+                                 {"acc", r.acc},
+                                 {"acc_norm", r.acc_norm},
+                                 {"acc_bytes", r.acc_bytes},
+                                 {"acc_norm_tokens", r.acc_norm_tokens},
+                                 {"stderr", r.standard_error},
+                                 {"margin", r.margin},
+                                 {"chance", r.chance},
+                                 {"max_length", max_length(context.model.config())},
+                                 {"cut", r.cut},
+                                 {"xxh64", benchmark.checksum},
+                                 {"weights", context.origin.path}});
 }
 
-bool evaluate_benchmarks(const Asking& asking, const std::vector<Benchmark>& benchmarks,
+bool evaluate_benchmarks(const EvalContext& context, const std::vector<Benchmark>& benchmarks,
                          const std::vector<int>& numbers, const std::string& samples) {
-  Model& model = asking.model;
+  Model& model = context.model;
   if (numbers.empty()) return true;
   bool first = model.comm().first(), finite = true;
   std::string text;
   if (first && !samples.empty()) write_new_file(model.config(), "task.samples", samples, text);
   std::string table = format(
       "tasks, step %ld, accuracy in %%\n%-20s |   acc +-    |  norm  bytes tokens | chance |  margin | examples\n",
-      asking.weights.step, "");
+      context.origin.step, "");
   for (int number : numbers) {
     const Benchmark& benchmark = benchmarks[size_t(number)];
-    std::optional<std::vector<double>> likelihoods = benchmark_likelihoods(model, benchmark, asking.stop);
+    std::optional<std::vector<double>> likelihoods = benchmark_likelihoods(model, benchmark, context.stop);
     if (!likelihoods) break;
     BenchmarkReport r = benchmark_report(benchmark, *likelihoods, max_length(model.config()));
     auto percent = [](double share) { return cell_text("%5.1f", 100 * share); };
@@ -204,7 +204,7 @@ bool evaluate_benchmarks(const Asking& asking, const std::vector<Benchmark>& ben
                     benchmark.examples.size());
     if (r.cut) table += format(", %ld %s with a shortened context", r.cut, plural(double(r.cut), "completion").c_str());
     table += "\n";
-    write_line(asking, benchmark, r);
+    write_line(context, benchmark, r);
     for (double likelihood : *likelihoods) finite = finite && std::isfinite(likelihood);
     if (first && !samples.empty()) write_text_file(samples, text += sample_text(benchmark, *likelihoods));
   }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "data/benchmark_file.h"
-#include "eval/asking.h"
+#include "eval/eval_context.h"
 
 // The results of one benchmark: the accuracies above.
 struct BenchmarkReport {
@@ -41,5 +41,5 @@ BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<d
 // Asks the benchmarks with these numbers, prints a table, and writes a line for each. samples: if not empty, the
 // log-likelihoods are written to this file, as JSON lines; a user_error if it exists. Returns whether all are finite.
 // If it is stopped, the benchmarks that are complete are written.
-bool evaluate_benchmarks(const Asking& asking, const std::vector<Benchmark>& benchmarks,
+bool evaluate_benchmarks(const EvalContext& context, const std::vector<Benchmark>& benchmarks,
                          const std::vector<int>& numbers, const std::string& samples = "");

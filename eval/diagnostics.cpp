@@ -241,7 +241,7 @@ static double mean(const ordered_json& layers, const char* field) {
 }
 
 static ordered_json report_of(const std::vector<LayerSums>& all, const Config& config, int length, int64_t sequences,
-                              const Weights& weights) {
+                              const WeightsOrigin& origin) {
   ordered_json layers = ordered_json::array();
   double sinks = 0, largest = 0, gate = 0, gates = 0, count = double(all.size());
   size_t fields = REACH + size_t(reach_bins(length));
@@ -251,12 +251,12 @@ static ordered_json report_of(const std::vector<LayerSums>& all, const Config& c
     largest += sums.largest[0] / count;
     if (layers.back()["gate"].is_number()) gate += layers.back()["gate"].get<double>(), gates++;
   }
-  return {{"step", weights.step},
-          {"tokens", weights.tokens},
+  return {{"step", origin.step},
+          {"tokens", origin.tokens},
           {"length", length},
           {"sequences", sequences},
           {"start", window_start_names[int(config.diagnostics.start)]},
-          {"weights", weights.path},
+          {"weights", origin.path},
           {"first_token", rounded(mean(layers, "first"))},
           {"sink_rate", rounded(100 * sinks / (double(sequences) * count * config.model.heads))},
           {"entropy", rounded(mean(layers, "entropy"))},
@@ -326,8 +326,8 @@ static void print_learned(const ordered_json& learned) {
 
 // ---- all of it
 
-bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<int>& lengths) {
-  Model& model = asking.model;
+bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<int>& lengths) {
+  Model& model = context.model;
   const Config& config = model.config();
   Comm& comm = model.comm();
   size_t L = size_t(config.model.layers), H = size_t(config.model.heads), ranks = size_t(comm.size());
@@ -354,18 +354,18 @@ bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, co
       });
     };
     std::string what = format("diagnostics length %d", length);
-    if (!for_windows_of_rank(model, what, length, count, batch, asking.stop, add_batch)) return finite;
+    if (!for_windows_of_rank(model, what, length, count, batch, context.stop, add_batch)) return finite;
     for (LayerSums& sums : layers) {
       all_reduce(sums, comm);
       constexpr int INFINITE = 0xff << 8;  // this bin and those above are of infinities and NaN
       finite = finite && std::all_of(sums.sizes.begin() + INFINITE, sums.sizes.end(), [](double n) { return n == 0; });
     }
-    ordered_json report = report_of(layers, config, length, count, asking.weights);
+    ordered_json report = report_of(layers, config, length, count, context.origin);
     AttentionSettings attention = config.attention_at(length);
     if (attention.window) report.update({{"window", attention.window}, {"sink_tokens", attention.sink_tokens}});
     if (!learned.is_null()) report["learned"] = learned;
     print(report);
-    asking.metrics.write("diagnostics", report);
+    context.metrics.write("diagnostics", report);
   }
   print_learned(learned);
   return finite;

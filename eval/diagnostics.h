@@ -15,14 +15,14 @@
 #include <vector>
 
 #include "data/shards.h"
-#include "eval/asking.h"
+#include "eval/eval_context.h"
 
 // The number of windows of this length. A user_error if the shards or diagnostics.tokens hold none.
 int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards, int length);
 
 // Looks at each of the lengths, prints tables and writes lines. The model must have been made with config.diagnoses and
 // for eval_rows(config, lengths) rows. Returns whether the residual streams are finite.
-bool diagnose_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<int>& lengths);
+bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<int>& lengths);
 int diagnostics_batch(const Config& config, int length);  // windows at once
 
 // What the heads learned: {"attn.sink": [L] of [H], ...} of every parameter that is a number for each head; null for a

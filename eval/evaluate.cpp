@@ -203,12 +203,12 @@ static std::vector<double> rounded(std::vector<double> values) {
   return values;
 }
 
-void write_line(const Config& config, const Weights& weights, MetricsLog& metrics, const char* type,
+void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& metrics, const char* type,
                 const EvalReport& r) {
   const Config::Eval& eval = config.eval;
   bool suffix = eval.mode == EvalMode::suffix;
-  nlohmann::ordered_json fields = {{"step", weights.step},
-                                   {"tokens", weights.tokens},
+  nlohmann::ordered_json fields = {{"step", origin.step},
+                                   {"tokens", origin.tokens},
                                    {"mode", eval_mode_names[int(eval.mode)]},
                                    {"length", r.length}};
   if (suffix) fields.update({{"context_of", eval.window(r.length)}, {"suffix", eval.targets(r.length)}});
@@ -225,7 +225,7 @@ void write_line(const Config& config, const Weights& weights, MetricsLog& metric
                   {"tokens", r.tokens},
                   {"windows", r.windows},
                   {"rope_scaling", rope_scaling_names[int(eval.rope_scaling)]},
-                  {"weights", weights.path}};
+                  {"weights", origin.path}};
   if (config.has_eval_window(r.length))
     fields["of"].update({{"window", eval.key_window}, {"sink_tokens", eval.sink_tokens}});
   if (!suffix) fields.update({{"position_edges", r.position_edges}, {"by_position", rounded(r.by_position)}});
@@ -241,9 +241,9 @@ int length_of(const nlohmann::json& line, const Config::Eval& eval) {
   return alike ? length : -1;
 }
 
-bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+bool evaluate_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                       const std::vector<int>& lengths, const char* type) {
-  const Config& config = asking.model.config();
+  const Config& config = context.model.config();
   const Config::Eval& eval = config.eval;
   std::vector<int> order = lengths;
   bool suffix = eval.mode == EvalMode::suffix;
@@ -255,7 +255,7 @@ bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, co
   std::optional<EvalReport> shortest;
   bool finite = true;
   for (int length : order) {
-    std::optional<EvalReport> report = evaluate(asking.model, shards, files, length, eval.tokens, asking.stop);
+    std::optional<EvalReport> report = evaluate(context.model, shards, files, length, eval.tokens, context.stop);
     if (!report) return finite;
     if (suffix) {
       if (!shortest) shortest = report;
@@ -263,8 +263,8 @@ bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, co
     }
     if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) continue;
     finite = finite && std::isfinite(report->loss);
-    print(eval, asking.weights.step, *report, type);
-    write_line(config, asking.weights, asking.metrics, type, *report);
+    print(eval, context.origin.step, *report, type);
+    write_line(config, context.origin, context.metrics, type, *report);
   }
   return finite;
 }

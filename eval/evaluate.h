@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "data/shards.h"
-#include "eval/asking.h"
+#include "eval/eval_context.h"
 
 // Validation loss at one length L, and what was evaluated.
 struct EvalReport {
@@ -62,11 +62,11 @@ int prompt_batch(const Config& config, int length);
 // Evaluates at each of the lengths, prints the losses, and writes them as lines of this type ("val" or "eval"). In mode
 // suffix, the shortest of eval.lengths comes first, for the differences to it; if it is not among `lengths`, it is not
 // written. Returns whether all losses are finite. If it is stopped, a resumed run evaluates the missing lengths.
-bool evaluate_lengths(const Asking& asking, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+bool evaluate_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                       const std::vector<int>& lengths, const char* type);
 // The length of a val line whose mode, window and targets are these settings', or -1.
 int length_of(const nlohmann::json& line, const Config::Eval& eval);
-void write_line(const Config& config, const Weights& weights, MetricsLog& metrics, const char* type,
+void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& metrics, const char* type,
                 const EvalReport& report);
 
 // Writes a file that the setting `key` names. A user_error if it exists or cannot be created.

@@ -202,9 +202,9 @@ static double mean(const std::vector<double>& values) {
 }
 
 // Prints and writes the means over the trials with all prompts of one length, by depth of the key.
-static void report(const Asking& asking, const std::vector<PasskeyPrompt>& prompts,
+static void report(const EvalContext& context, const std::vector<PasskeyPrompt>& prompts,
                    const std::vector<PasskeyScore>& scores) {
-  const Config& config = asking.model.config();
+  const Config& config = context.model.config();
   int length = prompts[0].length, trials = config.passkey.trials;
   std::vector<double> depths, exact, nll, rank, distance;  // the last: tokens from the last mention of the key
   double control = 0;                                      // exact answers without the line with the key
@@ -231,7 +231,7 @@ static void report(const Asking& asking, const std::vector<PasskeyPrompt>& promp
   std::printf(" | %5.1f %5.1f  | %5.2f %6.2f | %7.1f\n", 100 * mean(exact), 100 * error, mean(nll), mean(rank),
               100 * control);
   std::fflush(stdout);
-  nlohmann::ordered_json fields = {{"step", asking.weights.step},
+  nlohmann::ordered_json fields = {{"step", context.origin.step},
                                    {"form", passkey_form_names[int(config.passkey.form)]},
                                    {"length", length},
                                    {"trials", trials},
@@ -242,20 +242,21 @@ static void report(const Asking& asking, const std::vector<PasskeyPrompt>& promp
                                    {"distance", distance},
                                    {"control", control},
                                    {"stderr", error},
-                                   {"weights", asking.weights.path}};
+                                   {"weights", context.origin.path}};
   AttentionSettings attention = config.attention_at(length);
   if (attention.window) fields.update({{"window", attention.window}, {"sink_tokens", attention.sink_tokens}});
-  asking.metrics.write("passkey", fields);
+  context.metrics.write("passkey", fields);
 }
 
-bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const std::vector<PasskeyPrompt>& prompts) {
-  Model& model = asking.model;
+bool evaluate_passkey(const EvalContext& context, const Tokenizer& tokenizer,
+                      const std::vector<PasskeyPrompt>& prompts) {
+  Model& model = context.model;
   const Config::Passkey& settings = model.config().passkey;
   int64_t all = 0, before = 0;  // tokens
   for (const PasskeyPrompt& prompt : prompts) all += prompt.length;
   ProgressBar bar("passkey", all, model.comm().first() ? stderr : nullptr);
   std::printf("passkey, %s, step %ld: exact answers in %%, by depth of the key (0: the beginning)\n length |",
-              passkey_form_names[int(settings.form)], asking.weights.step);
+              passkey_form_names[int(settings.form)], context.origin.step);
   for (int cell = 0; cell < settings.depths; cell++) std::printf(" %4.2g", double(cell) / (settings.depths - 1));
   std::printf(" |   all +-     |   nll   rank | control\n");
   bool finite = true;
@@ -268,7 +269,7 @@ bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const st
         passkey_scores(model, tokenizer, here, [&](size_t done) { bar.update(before + int64_t(done) * length); });
     before += int64_t(of_length) * length;
     bar.clear();
-    report(asking, here, scores);
+    report(context, here, scores);
     for (size_t i = 0; i < here.size(); i++) {
       finite = finite && std::isfinite(scores[i].nll);
       if (here[i].control) continue;

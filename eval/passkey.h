@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "data/tokenizer.h"
-#include "eval/asking.h"
+#include "eval/eval_context.h"
 
 struct PasskeyPrompt {
   int length;               // that was asked for; the tokens are at most as many
@@ -62,4 +62,5 @@ std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenize
 
 // Scores the prompts of passkey_prompts(), prints the results by length and depth, then by distance, and writes a line
 // for each length. Returns whether all scores are finite.
-bool evaluate_passkey(const Asking& asking, const Tokenizer& tokenizer, const std::vector<PasskeyPrompt>& prompts);
+bool evaluate_passkey(const EvalContext& context, const Tokenizer& tokenizer,
+                      const std::vector<PasskeyPrompt>& prompts);

@@ -23,8 +23,8 @@ static Evaluation losses_by_length(const Flags& flags, const Config& config, con
           .type = "val",
           .item_of = [eval = config.eval](const auto& line) { return length_of(line, eval); },
           .run =
-              [&data, type](const Asking& asking, const Items& lengths) {
-                return evaluate_lengths(asking, data.val, data.val_files, lengths, type);
+              [&data, type](const EvalContext& context, const Items& lengths) {
+                return evaluate_lengths(context, data.val, data.val_files, lengths, type);
               }};
 }
 
@@ -40,8 +40,8 @@ static Evaluation passkey(const Config& config, std::shared_ptr<Tokenizer> token
           .by_row = true,
           .type = "passkey",
           .item_of = {},
-          .run = [tokenizer, prompts](const Asking& asking, const Items&) {
-            return evaluate_passkey(asking, *tokenizer, prompts);
+          .run = [tokenizer, prompts](const EvalContext& context, const Items&) {
+            return evaluate_passkey(context, *tokenizer, prompts);
           }};
 }
 
@@ -63,8 +63,8 @@ static Evaluation benchmarks(const Flags& flags, const Config& config, const Dat
                 return found == data.benchmarks.end() ? -1 : int(found - data.benchmarks.begin());
               },
           .run = [&data, samples](
-                     const Asking& asking,
-                     const Items& items) { return evaluate_benchmarks(asking, data.benchmarks, items, samples); }};
+                     const EvalContext& context,
+                     const Items& items) { return evaluate_benchmarks(context, data.benchmarks, items, samples); }};
 }
 
 static Evaluation diagnostics(const Flags& flags, const Config& config, const Data& data) {
@@ -76,8 +76,8 @@ static Evaluation diagnostics(const Flags& flags, const Config& config, const Da
           .batch = diagnostics_batch,
           .type = "diagnostics",
           .item_of = [](const auto& line) { return int(integer_of(line, "length", -1)); },
-          .run = [&data](const Asking& asking,
-                         const Items& lengths) { return diagnose_lengths(asking, data.val, lengths); }};
+          .run = [&data](const EvalContext& context,
+                         const Items& lengths) { return diagnose_lengths(context, data.val, lengths); }};
 }
 
 std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, bool evaluates,

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "eval/asking.h"
+#include "eval/eval_context.h"
 #include "settings/command_line.h"
 #include "training/start.h"
 
@@ -23,7 +23,7 @@ struct Evaluation {
   const char* type;                                   // of its lines in metrics.jsonl
   std::function<int(const nlohmann::json&)> item_of;  // the item that such a line is of; -1: none of these
   // Prints the results of these items and writes a line for each; returns whether they are finite.
-  std::function<bool(const Asking&, const std::vector<int>& items)> run;
+  std::function<bool(const EvalContext&, const std::vector<int>& items)> run;
 };
 
 // The evaluations of a run, in their order; evaluates: the losses by length are one. Reads and checks what they need; a

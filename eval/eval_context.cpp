@@ -1,4 +1,4 @@
-#include "eval/asking.h"
+#include "eval/eval_context.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// Shared by all evaluations: their context, and the loop over their batches.
+// Shared by all evaluations: their context (EvalContext), and the loop over their batches.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -7,8 +7,8 @@
 #include "checkpoint/metrics.h"
 #include "train_gpt2.h"
 
-// The weights that are evaluated.
-struct Weights {
+// Where the weights that are evaluated came from.
+struct WeightsOrigin {
   std::string path;              // the folder of the run while it trains, of the checkpoint, of `init`; else "random"
   int64_t step = 0, tokens = 0;  // the steps they have had, and the tokens of these steps
 };
@@ -17,9 +17,9 @@ struct Weights {
 // a result. May be empty.
 using Stop = std::function<bool()>;
 
-struct Asking {
+struct EvalContext {
   Model& model;
-  Weights weights;
+  WeightsOrigin origin;
   MetricsLog& metrics;
   Stop stop;
 };
