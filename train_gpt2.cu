@@ -23,13 +23,13 @@
 #include <cstring>
 
 #include "model/activations.h"
-#include "attention/bias.cuh"
+#include "attention/position_bias.cuh"
 #include "attention/prepare.cuh"
-#include "kernels/bias.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
+#include "kernels/linear_bias.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/squared_error.cuh"
@@ -323,7 +323,7 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   AttentionCall<Real> call = attention_of(a, l, B, T);
   prepare_forward(a.qkv, call);
   // 5  attention, with the bias of its scores and the norm of its output
-  bias_forward(a.bias, decay_of(a), call);
+  position_bias_forward(a.bias, decay_of(a), call);
   attention_forward(a.att, a.att_stats, a.qkv, call, training);
   if (a.att_norms) norm_output(a.att, a.att_norms, call);
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
@@ -454,7 +454,7 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     AttentionCall<Real> call = attention_of(a, l, B, T);
     if (a.att_norms) norm_output_backward(b.datt, a.att, a.att_norms, call);
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, call, true);
-    bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, call);
+    position_bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, call);
     // 3  the gate on queries, keys or values
     gate_qkv_backward(dqkv, a, N);
     // 2  queries, keys, values and the gate's logits

@@ -25,7 +25,7 @@ struct AttentionShape {
   size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
 };
 
-// Attention of one layer: what all calls below and in prepare.cuh and bias.cuh need, beside the tensors that they name.
+// Attention of one layer: what all calls below and in prepare.cuh and position_bias.cuh need, beside their own tensors.
 template <class T> struct AttentionCall {
   const AttentionSettings& settings;
   AttentionShape shape;

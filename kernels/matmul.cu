@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/bias.cuh"
 #include "kernels/device_memory.h"
 #include "kernels/elementwise.cuh"
 #include "kernels/gelu.cuh"
+#include "kernels/linear_bias.cuh"
 #include "kernels/profile.h"
 #include "kernels/reduce.cuh"
 
@@ -239,7 +239,7 @@ template <class TIn, class TOut> void finish(const Plan& plan, const Matmul<TIn,
   if (p.dbias && plan.fused) {
     add_column_sums({{p.dbias}, 1}, p.biased, static_cast<const float*>(p.scratch), 1, stream);
   } else if (p.dbias) {
-    bias_backward(p.dbias, p.b, p.scratch, p.k, p.biased, p.ldb, stream);
+    linear_bias_backward(p.dbias, p.b, p.scratch, p.k, p.biased, p.ldb, stream);
   }
   if (plan.fused || p.epilogue == Epilogue::none) return;
   if constexpr (std::is_same_v<TIn, TOut>)

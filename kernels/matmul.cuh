@@ -20,8 +20,8 @@ enum class Epilogue {
 // 0 = contiguous. aux and c have D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>;
 // c needs beta 0 and Epilogue::none or bias. D overlaps none of the others.
 // Where D is the gradient of a weight, in float, and B that of an output: dbias += the column sums of B's first
-// columns. On the GPU an epilogue makes them if that is faster than a kernel. scratch has bias_backward_workspace(k, n)
-// bytes.
+// columns. On the GPU an epilogue makes them if that is faster than a kernel. scratch has
+// linear_bias_backward_workspace(k, n) bytes.
 template <class TIn, class TOut = TIn> struct Matmul {
   TOut* d;
   const TIn* a;

@@ -7,10 +7,10 @@
 #include "attention/attention.h"
 #include "attention/gate.cuh"
 #include "attention/prepare.cuh"
-#include "kernels/bias.cuh"
 #include "kernels/device_memory.h"
 #include "kernels/embedding.cuh"
 #include "kernels/layernorm.cuh"
+#include "kernels/linear_bias.cuh"
 #include "model/shape.h"
 
 template <class Real> struct LayerActivations {
@@ -162,7 +162,7 @@ template <class Real> struct Buffers {
       AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
       size_t workspace_bytes =
           std::max({embedding_backward_workspace(int(N), m.channels), layernorm_backward_workspace(int(N), m.channels),
-                    bias_backward_workspace(int(N), int(std::max({Q, F, C, size_t(padded_outputs(config))}))),
+                    linear_bias_backward_workspace(int(N), int(std::max({Q, F, C, size_t(padded_outputs(config))}))),
                     prepare_backward_workspace(config.attention, attention), attention_backward_workspace(attention)});
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
       plan.rewind(shared);

@@ -49,7 +49,7 @@ PRODUCTS = {"lssar": (4, 7)}  # of T x T x D per head that are done, forward and
 
 GAP = 1e-6            # s between two launches of a full queue (public: 1 to 2 us)
 CHUNK = 1 << 30       # logits of a chunk, at most (train_gpt2.cu)
-PARTIAL_ROWS = 512    # partial sums of a column, at most (kernels/bias.cu)
+PARTIAL_ROWS = 512    # partial sums of a column, at most (kernels/linear_bias.cu)
 
 # Of one call: bytes beside FLOPs; shown = bytes after them (half of what an epilogue reads and writes); fill = share of
 # the multiprocessors that have a tile, over all waves.

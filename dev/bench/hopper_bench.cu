@@ -4,8 +4,8 @@
 //   build/BACKEND/bench_hopper [T,...]
 #include "dev/bench/bench.h"
 
-#include "attention/bias.cuh"
 #include "attention/hopper/kernels.cuh"
+#include "attention/position_bias.cuh"
 
 static std::vector<int> lengths = on_cpu ? std::vector{300} : std::vector{1024, 4096, 16384};
 
@@ -76,7 +76,7 @@ static void beside_fox(int D) {
     AttentionCase<bf16> plain({.kind = Kind::softmax}, shape);
     AttentionCase<bf16> fox({.kind = Kind::softmax, .bias = Bias::fox}, shape);
     float* c = fox.arrays.normal<float>(bias_floats(shape));
-    bias_forward<bf16>(c, {fox.arrays.normal<bf16>(shape.rows()), shape.H}, fox.call);
+    position_bias_forward<bf16>(c, {fox.arrays.normal<bf16>(shape.rows()), shape.H}, fox.call);
     fox.call.bias = c;
     plain.call.family = fox.call.family = "hopper";
     auto time_of = [](AttentionCase<bf16>& attention, bool forward) {

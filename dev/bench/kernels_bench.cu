@@ -11,12 +11,12 @@
 #include "attention/gate.cuh"
 #include "attention/prepare.cuh"
 #include "kernels/adamw.cuh"
-#include "kernels/bias.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/grad_norm.cuh"
 #include "kernels/layernorm.cuh"
+#include "kernels/linear_bias.cuh"
 #include "kernels/reduce.cuh"
 
 struct Model {
@@ -138,7 +138,7 @@ template <class T> static void measure(const Model& m) {
   sort_by_token(by_token.data(), tokens.data(), N, Vp);
   int *inputs = arrays.uploaded(tokens), *sorted = arrays.uploaded(by_token);
   void* workspace = arrays.bytes(std::max(
-      {embedding_backward_workspace(N, C), layernorm_backward_workspace(N, C), bias_backward_workspace(N, F)}));
+      {embedding_backward_workspace(N, C), layernorm_backward_workspace(N, C), linear_bias_backward_workspace(N, F)}));
   auto line = [](const std::string& name, double bytes, double flops, const std::function<void()>& run) {
     ::line(name, std::is_same_v<T, bf16>, bytes, flops, run);
   };
@@ -153,9 +153,9 @@ template <class T> static void measure(const Model& m) {
        [&] { layernorm_backward<T>(z, dgamma, dbeta, dbias, y, x, mean, rstd, gamma, workspace, N, C, stream); });
   line("gelu_forward", 2.0 * N * F * s, 0, [&] { gelu_forward<T>(wide2, wide, NF, stream); });
   line("bias_backward [N, F]", double(N) * F * s, 0,
-       [&] { bias_backward<T>(dgamma, wide, workspace, N, F, 0, stream); });
+       [&] { linear_bias_backward<T>(dgamma, wide, workspace, N, F, 0, stream); });
   line("bias_backward [N, 3 C]", 3 * NC * s, 0,
-       [&] { bias_backward<T>(dgamma, wide, workspace, N, 3 * C, 0, stream); });
+       [&] { linear_bias_backward<T>(dgamma, wide, workspace, N, 3 * C, 0, stream); });
   line("cross_entropy, loss only", double(rows) * Vp * s, 0,
        [&] { cross_entropy<T>(losses, logits, inputs, 0, rows, V, Vp, stream); });
   line("cross_entropy, both", 2.0 * rows * Vp * s, 0,

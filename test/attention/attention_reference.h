@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/bias.cuh"
+#include "attention/position_bias.cuh"
 #include "test/support/compare.h"
 #include "test/support/device.h"
 

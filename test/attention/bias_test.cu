@@ -1,6 +1,6 @@
 // attention.bias against the formulas of its papers, written as in the papers: ALiBi's slopes times distances, FoX's
 // products of forget gates and CABLE's sums over the positions between key and query, for each pair by itself.
-#include "attention/bias.cuh"
+#include "attention/position_bias.cuh"
 
 #include "attention/fragment.cuh"
 #include "attention/masks.cuh"
@@ -32,7 +32,7 @@ std::vector<float> bias_of(Bias bias, const AttentionShape& shape, const std::ve
                            Kind kind = Kind::softmax) {
   DeviceArray<float> c(bias_floats(shape)), x(logits);
   AttentionSettings s{.kind = kind, .bias = bias};
-  bias_forward<float>(c, {logits.empty() ? nullptr : x.get(), shape.H}, {.settings = s, .shape = shape});
+  position_bias_forward<float>(c, {logits.empty() ? nullptr : x.get(), shape.H}, {.settings = s, .shape = shape});
   return c.download();
 }
 

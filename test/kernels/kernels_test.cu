@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "kernels/adamw.cuh"
-#include "kernels/bias.cuh"
 #include "kernels/convert.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/elementwise.cuh"
@@ -14,6 +13,7 @@
 #include "kernels/gelu.cuh"
 #include "kernels/grad_norm.cuh"
 #include "kernels/layernorm.cuh"
+#include "kernels/linear_bias.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/squared_error.cuh"
 #include "test/kernels/reference.h"
@@ -290,15 +290,15 @@ TYPED_TEST(KernelTest, BiasBackward) {
   for (auto shape : shapes)
     for (size_t shift : {0, 1}) {
       int N = shape.N, n = shape.n, ld = shape.ld, stride = ld ? ld : n;
-      Kernel<T> kernel("bias_backward", {N, n, ld, long(shift)}, {{"dbias", u32}});
+      Kernel<T> kernel("linear_bias_backward", {N, n, ld, long(shift)}, {{"dbias", u32}});
       for (unsigned seed : Pool::seeds(N > 2000 ? 500 : n)) {
         auto dout = random_normal<T>(size_t(N) * stride + shift, seed);
         auto dbias0 = random_normal<float>(n, seed + 1);
         kernel.check(
             [&] {
               DeviceArray<float> dbias(dbias0);
-              DeviceArray<char> workspace(bias_backward_workspace(N, n));
-              bias_backward<T>(dbias, DeviceArray<T>(dout) + shift, workspace, N, n, ld, nullptr);
+              DeviceArray<char> workspace(linear_bias_backward_workspace(N, n));
+              linear_bias_backward<T>(dbias, DeviceArray<T>(dout) + shift, workspace, N, n, ld, nullptr);
               return outputs(dbias);
             },
             [&]<class P>(P) {

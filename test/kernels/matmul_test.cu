@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "kernels/bias.cuh"
 #include "kernels/gelu.cuh"
+#include "kernels/linear_bias.cuh"
 #include "kernels/matmul.cuh"
 #include "test/kernels/reference.h"
 #include "test/kernels/tensor_core.h"
@@ -168,7 +168,7 @@ template <class T> static void test_bias_gradient(int m, int n, int k, int biase
     auto a = random_normal<T>(size_t(k) * m, seed), b = random_normal<T>(size_t(k) * n, seed + 1);
     auto d0 = random_normal<float>(size_t(m) * n, seed + 2), dbias0 = random_normal<float>(n, seed + 3);
     DeviceArray<float> d(d0), dbias(dbias0);
-    DeviceArray<char> scratch(bias_backward_workspace(k, n));
+    DeviceArray<char> scratch(linear_bias_backward_workspace(k, n));
     matmul<T, float>({.d = d,
                       .a = DeviceArray<T>(a),
                       .b = DeviceArray<T>(b),

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <string>
 
-#include "attention/bias.cuh"
+#include "attention/position_bias.cuh"
 #include "attention/prepare.cuh"
 #include "settings/config.h"
 #include "test/attention/attention_reference.h"

@@ -1,4 +1,4 @@
-#include "kernels/bias.cuh"
+#include "kernels/linear_bias.cuh"
 
 #include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
@@ -35,10 +35,10 @@ __global__ void bias_chunk_kernel(float* partial /* = [chunks, n] */, const T* _
   for (int k = 0; k < SIZE; k++) to[k] = sum[k];
 }
 
-size_t bias_backward_workspace(int N, int n) { return size_t(blocks_for(N, chunk_rows(N))) * n * sizeof(float); }
+size_t linear_bias_backward_workspace(int N, int n) { return size_t(blocks_for(N, chunk_rows(N))) * n * sizeof(float); }
 
 template <class T>
-void bias_backward(float* dbias, const T* dout, void* workspace, int N, int n, int ld, cudaStream_t stream) {
+void linear_bias_backward(float* dbias, const T* dout, void* workspace, int N, int n, int ld, cudaStream_t stream) {
   if (N == 0 || n == 0) return;
   constexpr int SIZE = Pack<T>::size;
   if (ld == 0) ld = n;
@@ -52,5 +52,5 @@ void bias_backward(float* dbias, const T* dout, void* workspace, int N, int n, i
   add_column_sums({{dbias}, 1}, n, partial, int(chunks), stream);
 }
 
-template void bias_backward(float*, const float*, void*, int, int, int, cudaStream_t);
-template void bias_backward(float*, const bf16*, void*, int, int, int, cudaStream_t);
+template void linear_bias_backward(float*, const float*, void*, int, int, int, cudaStream_t);
+template void linear_bias_backward(float*, const bf16*, void*, int, int, int, cudaStream_t);

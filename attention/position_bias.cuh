@@ -22,9 +22,9 @@ inline bool bias_is_learned(Bias bias) { return bias == Bias::fox || bias == Bia
 
 // c = the bias of the settings, bias_floats(call.shape) floats. logits [B T, H]; not read if none are learned.
 // Floor: B T H elements read and twice as many floats written; a block has a head of a sequence.
-template <class T> void bias_forward(float* c, Matrix<const T> logits, const AttentionCall<T>& call);
+template <class T> void position_bias_forward(float* c, Matrix<const T> logits, const AttentionCall<T>& call);
 
 // dlogits [B T, H] = from what attention_backward() left in its workspace; columns H .. columns - 1 become 0.
 template <class T>
-void bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void* workspace,
-                   const AttentionCall<T>& call);
+void position_bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void* workspace,
+                            const AttentionCall<T>& call);

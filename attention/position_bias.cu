@@ -1,7 +1,7 @@
-// The contract is in bias.cuh. c is a running sum over the positions of a head. A thread has a part of the positions,
-// one after the other: it adds them up, then adds what the parts before it (backward: behind it) have. Sums are in
-// double, so that c is as exact as its two floats, however long the sequence is.
-#include "attention/bias.cuh"
+// The contract is in position_bias.cuh. c is a running sum over the positions of a head. A thread has a part of the
+// positions, one after the other: it adds them up, then adds what the parts before it (backward: behind it) have. Sums
+// are in double, so that c is as exact as its two floats, however long the sequence is.
+#include "attention/position_bias.cuh"
 
 #include <cmath>
 
@@ -84,7 +84,7 @@ template <class F> void with_learned(Bias bias, F f) {
 
 }  // namespace
 
-template <class T> void bias_forward(float* c, Matrix<const T> logits, const AttentionCall<T>& call) {
+template <class T> void position_bias_forward(float* c, Matrix<const T> logits, const AttentionCall<T>& call) {
   Bias bias = call.settings.bias;
   if (bias == Bias::none) return;
   dim3 grid(call.shape.H, call.shape.B);
@@ -100,8 +100,8 @@ template <class T> void bias_forward(float* c, Matrix<const T> logits, const Att
 
 // Floor: B T H elements and twice as many floats read, B T columns elements written.
 template <class T>
-void bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void* workspace,
-                   const AttentionCall<T>& call) {
+void position_bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void* workspace,
+                            const AttentionCall<T>& call) {
   if (!bias_is_learned(call.settings.bias)) return;
   with_learned(call.settings.bias, [&]<Bias BIAS>() {
     LAUNCH((bias_backward_kernel<T, BIAS>), dim3(columns, call.shape.B), dim3(THREADS), 0, call.stream, dlogits, logits,
@@ -110,8 +110,8 @@ void bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logits, void*
   });
 }
 
-#define INSTANTIATE(T)                                                          \
-  template void bias_forward(float*, Matrix<const T>, const AttentionCall<T>&); \
-  template void bias_backward(Matrix<T>, int, Matrix<const T>, void*, const AttentionCall<T>&);
+#define INSTANTIATE(T)                                                                   \
+  template void position_bias_forward(float*, Matrix<const T>, const AttentionCall<T>&); \
+  template void position_bias_backward(Matrix<T>, int, Matrix<const T>, void*, const AttentionCall<T>&);
 INSTANTIATE(float)
 INSTANTIATE(bf16)
