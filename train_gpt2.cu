@@ -194,7 +194,7 @@ class Gpt2 final : public Model {
   void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) override;
   void outputs(float* outputs, const int* inputs, int B, int T) override;
   void diagnose(const int* inputs, int B, int T, int counted,
-                const std::function<void(const LayerFigures&)>& see) override;
+                const std::function<void(const LayerStatistics&)>& see) override;
   void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) override;
 
  private:
@@ -566,10 +566,11 @@ void Gpt2<Real>::outputs(float* outputs, const int* inputs, int B, int T) {
 
 template <class Real>
 void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
-                          const std::function<void(const LayerFigures&)>& see) {
+                          const std::function<void(const LayerStatistics&)>& see) {
   int N = counted * T;
   Activations<Real>& act = b.evaluation;
-  LayerFigures figures{0, std::vector<float>(size_t(B) * T * H * row_figures(T)), std::vector<float>(GATE_FIGURES), {}};
+  std::vector<float> of_rows(size_t(B) * T * H * row_figures(T)), of_gate(GATE_STATISTICS);
+  LayerStatistics statistics{0, of_rows, of_gate, {}};
   std::vector<Real> x(size_t(N) * C);
   auto download = [&](auto& to, const auto* from) {
     CUDA_CHECK(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
@@ -580,16 +581,16 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
   forward(act, B, T, true, [&](int l) {
     Layer& a = act.layers[l];
     int heads = gated(a, GatePosition::output) ? 1 : H, width = gated(a, GatePosition::output) ? C : A;
-    figures.layer = l;
-    gate_figures<Real>(b.figures, {a.ungated ? a.ungated : a.att, width}, logits_of(a), layers_[l].attention.gate, N,
-                       heads, width / heads, stream);
-    download(figures.gate, b.figures);
-    attention_diagnose(b.figures, a.att_stats, a.qkv, attention_of(a, l, B, T));
-    download(figures.rows, b.figures);
+    statistics.layer = l;
+    gate_statistics<Real>(b.statistics, {a.ungated ? a.ungated : a.att, width}, logits_of(a), layers_[l].attention.gate,
+                           N, heads, width / heads, stream);
+    download(statistics.gate, b.statistics);
+    attention_diagnose(b.statistics, a.att_stats, a.qkv, attention_of(a, l, B, T));
+    download(statistics.rows, b.statistics);
     download(x, l + 1 < L ? act.layers[l + 1].x : act.x_final);
-    figures.x.clear();
-    for (Real value : x) figures.x.push_back(to_float(value));
-    see(figures);
+    statistics.x.clear();
+    for (Real value : x) statistics.x.push_back(to_float(value));
+    see(statistics);
   });
   family_ = nullptr;
 }

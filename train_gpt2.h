@@ -32,11 +32,12 @@ struct Targets {
 };
 
 // A layer's values in diagnose(), on the host.
-struct LayerFigures {
+struct LayerStatistics {
   int layer;
   std::vector<float> rows;  // attention_diagnose()'s, of [B, H, T]
-  std::vector<float> gate;  // gate_figures()'s, of the matrix that the gate acts on; without a gate attention's output
-  std::vector<float> x;     // [counted, T, C]  the residual stream that leaves the layer
+  std::vector<float>
+      gate;              // gate_statistics()'s, of the matrix that the gate acts on; without a gate attention's output
+  std::vector<float> x;  // [counted, T, C]  the residual stream that leaves the layer
 };
 
 class Model {
@@ -59,10 +60,10 @@ class Model {
   virtual void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) = 0;
   // Outputs = [B, T, K] of the regression head for [B, T] inputs on the host.
   virtual void outputs(float* outputs, const int* inputs, int B, int T) = 0;
-  // Computes [B, T] inputs on the host, and calls see() with each layer's figures of the first `counted` sequences. The
-  // model must have been made with config.diagnoses.
+  // Computes [B, T] inputs on the host, and calls see() with each layer's statistics of the first `counted` sequences.
+  // The model must have been made with config.diagnoses.
   virtual void diagnose(const int* inputs, int B, int T, int counted,
-                        const std::function<void(const LayerFigures&)>& see) = 0;
+                        const std::function<void(const LayerStatistics&)>& see) = 0;
   // Without a regression head: logits [rows, V] of the token after each of these rows (b * T + t) of [B, T] host
   // inputs.
   virtual void row_logits(float* logits, const int* inputs, int B, int T, const std::vector<int>& rows) = 0;

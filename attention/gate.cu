@@ -126,37 +126,38 @@ __global__ void headwise_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix
   if (lane == 0) *dlogits.at(row, h) = from_float<T>(h < H ? sum * Act::slope(g) : 0.0f);
 }
 
-// ---- figures: each thread has a column of its own for its sums, which are added in one order
+// ---- statistics: each thread has a column of its own for its sums, which are added in one order
 
-constexpr int FIGURE_THREADS = 128;
+constexpr int STATISTICS_THREADS = 128;
 
 // per_logit: elements of a row that share a logit
 template <class T, class Act>
-__global__ void gate_figures_kernel(float* figures, Matrix<const T> x, Matrix<const T> logits, bool added, int N,
-                                    int width, int per_logit) {
-  __shared__ float sums[GateFigure::COUNT][FIGURE_THREADS];
-  for (int f = 0; f < GateFigure::COUNT; f++) sums[f][threadIdx.x] = 0;
+__global__ void gate_statistics_kernel(float* statistics, Matrix<const T> x, Matrix<const T> logits, bool added, int N,
+                                       int width, int per_logit) {
+  __shared__ float sums[GateStatistic::COUNT][STATISTICS_THREADS];
+  for (int f = 0; f < GateStatistic::COUNT; f++) sums[f][threadIdx.x] = 0;
   auto add = [&](int f, float amount) { sums[f][threadIdx.x] += amount; };
   for (int row = blockIdx.x; row < N; row += gridDim.x)
-    for (int c = threadIdx.x; c < width; c += FIGURE_THREADS) {
+    for (int c = threadIdx.x; c < width; c += STATISTICS_THREADS) {
       float g = Act::value(logits.data ? to_float(*logits.at(row, c / per_logit)) : 0), v = to_float(*x.at(row, c));
       float y = added ? v + g : v * g;
-      add(GateFigure::BEFORE, fabsf(v));
-      add(GateFigure::AFTER, fabsf(y));
-      add(GateFigure::BELOW_001, fabsf(y) < 0.01f);
-      add(GateFigure::BELOW_0001, fabsf(y) < 0.001f);
-      add(GateFigure::GATE, g);
-      add(GateFigure::CLOSED, g < 0.01f);
-      add(GateFigure::NARROW, g < 0.1f);
-      if (g < 0) add(GateFigure::NEGATIVE, 1);
-      else if (g > 1) add(GateFigure::ABOVE, 1);
-      else if (g >= 0) add(GateFigure::SHARES + min(int(g * GateFigure::BINS), GateFigure::BINS - 1), 1);  // no NaN
+      add(GateStatistic::BEFORE, fabsf(v));
+      add(GateStatistic::AFTER, fabsf(y));
+      add(GateStatistic::BELOW_001, fabsf(y) < 0.01f);
+      add(GateStatistic::BELOW_0001, fabsf(y) < 0.001f);
+      add(GateStatistic::GATE, g);
+      add(GateStatistic::CLOSED, g < 0.01f);
+      add(GateStatistic::NARROW, g < 0.1f);
+      if (g < 0) add(GateStatistic::NEGATIVE, 1);
+      else if (g > 1) add(GateStatistic::ABOVE, 1);
+      else if (g >= 0)
+        add(GateStatistic::SHARES + min(int(g * GateStatistic::BINS), GateStatistic::BINS - 1), 1);  // no NaN
     }
   __syncthreads();
-  if (threadIdx.x >= GateFigure::COUNT) return;
+  if (threadIdx.x >= GateStatistic::COUNT) return;
   float sum = 0;
-  for (int n = 0; n < FIGURE_THREADS; n++) sum += sums[threadIdx.x][n];
-  figures[blockIdx.x * GateFigure::COUNT + threadIdx.x] = sum;
+  for (int n = 0; n < STATISTICS_THREADS; n++) sum += sums[threadIdx.x][n];
+  statistics[blockIdx.x * GateStatistic::COUNT + threadIdx.x] = sum;
 }
 
 // f.operator()<Act, ADD>() for these settings.
@@ -230,12 +231,12 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
 }
 
 template <class T>
-void gate_figures(float* figures, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N, int H,
-                  int D, cudaStream_t stream) {
+void gate_statistics(float* statistics, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N,
+                     int H, int D, cudaStream_t stream) {
   int per_logit = settings.granularity == GateGranularity::headwise ? D : 1;
   auto launch = [&]<class Act, bool ADD>() {
-    LAUNCH((gate_figures_kernel<T, Act>), dim3(GATE_FIGURE_BLOCKS), dim3(FIGURE_THREADS), 0, stream, figures, x, logits,
-           ADD, N, H * D, per_logit);
+    LAUNCH((gate_statistics_kernel<T, Act>), dim3(GATE_STATISTICS_BLOCKS), dim3(STATISTICS_THREADS), 0, stream,
+           statistics, x, logits, ADD, N, H * D, per_logit);
   };
   if (settings.activation != GateActivation::none) return with_gate(settings, launch);
   logits.data = nullptr;
@@ -247,7 +248,7 @@ void gate_figures(float* figures, Matrix<const T> x, Matrix<const T> logits, con
                              cudaStream_t, Matrix<const T>);                                                  \
   template void gate_backward(Matrix<T>, Matrix<T>, int, Matrix<const T>, Matrix<const T>, Matrix<const T>,   \
                               const GateSettings&, int, int, int, cudaStream_t);                              \
-  template void gate_figures(float*, Matrix<const T>, Matrix<const T>, const GateSettings&, int, int, int,    \
-                             cudaStream_t);
+  template void gate_statistics(float*, Matrix<const T>, Matrix<const T>, const GateSettings&, int, int, int, \
+                                cudaStream_t);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

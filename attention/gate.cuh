@@ -26,8 +26,8 @@ template <class T>
 void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T> dy, Matrix<const T> x,
                    Matrix<const T> logits, const GateSettings& settings, int N, int H, int D, cudaStream_t stream);
 
-// The sums of gate_figures(), over all elements of y and of its inputs.
-struct GateFigure {
+// The sums of gate_statistics(), over all elements of y and of its inputs.
+struct GateStatistic {
   static constexpr int BINS = 20;
   enum {
     BEFORE,                 // of |x|
@@ -43,9 +43,10 @@ struct GateFigure {
     COUNT
   };
 };
-inline constexpr int GATE_FIGURE_BLOCKS = 64;
+inline constexpr int GATE_STATISTICS_BLOCKS = 64;
 
-// figures [GATE_FIGURE_BLOCKS, COUNT] =, to be added up. Without an activation y = x and g = 1; logits are not read.
+// statistics [GATE_STATISTICS_BLOCKS, COUNT] =, to be added up. Without an activation y = x and g = 1, and logits are
+// not read.
 template <class T>
-void gate_figures(float* figures, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N, int H,
-                  int D, cudaStream_t stream);
+void gate_statistics(float* statistics, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N,
+                     int H, int D, cudaStream_t stream);

@@ -85,7 +85,7 @@ enum {
 struct LayerSums {
   std::vector<double> heads;      // [H, REACH + bins]
   std::vector<double> positions;  // [2, POSITIONS]: zeros and pairs, by eighths of the window
-  std::vector<double> gate;       // [GateFigure::COUNT]
+  std::vector<double> gate;       // [GateStatistic::COUNT]
   std::vector<double> survivors;  // [T + 1]: rows with that many weights above 0
   std::vector<double> sizes;      // [SIZES]: elements by the upper 16 bits of |x|, without the sign
   std::vector<double> largest;    // [ranks, LARGEST + H]: of |x|, falling, and of each head's weights
@@ -93,10 +93,10 @@ struct LayerSums {
 
 static float size_of_bin(int bin) { return std::bit_cast<float>((unsigned(bin) << 15) + (1u << 14)); }
 
-// Adds the figures of the first `count` windows of a batch.
-static void add(LayerSums& sums, const LayerFigures& figures, const Config& config, int batch, int count, int T,
+// Adds the statistics of the first `count` windows of a batch.
+static void add(LayerSums& sums, const LayerStatistics& statistics, const Config& config, int batch, int count, int T,
                 int rank) {
-  const AttentionSettings attention = config.layer(figures.layer).attention;
+  const AttentionSettings attention = config.layer(statistics.layer).attention;
   const char* dense = kind_row(attention.kind).dense_rows;
   int H = config.model.heads, dense_rows = dense ? int(attention.parameter(dense)) : 0;
   int bins = reach_bins(T), fields = REACH + bins, sink_rows = std::min(T, SINK_ROWS);
@@ -105,12 +105,12 @@ static void add(LayerSums& sums, const LayerFigures& figures, const Config& conf
     for (int h = 0; h < H; h++) {
       double *head = &sums.heads[size_t(h) * fields], sink = 0;
       for (int t = 0; t < T; t++) {
-        auto figure = [&](int f) { return double(figures.rows[((size_t(f) * batch + b) * H + h) * T + t]); };
-        double sum = figure(RowFigure::SUM), first = figure(RowFigure::FIRST), keys = figure(RowFigure::KEYS),
-               zeros = figure(RowFigure::ZEROS);
+        auto statistic = [&](int f) { return double(statistics.rows[((size_t(f) * batch + b) * H + h) * T + t]); };
+        double sum = statistic(RowFigure::SUM), first = statistic(RowFigure::FIRST), keys = statistic(RowFigure::KEYS),
+               zeros = statistic(RowFigure::ZEROS);
         head[ALL]++;
         head[DEGENERATE] += sum == 0;
-        largest[LARGEST + h] = std::max(largest[LARGEST + h], figure(RowFigure::LARGEST));
+        largest[LARGEST + h] = std::max(largest[LARGEST + h], statistic(RowFigure::LARGEST));
         if (t < sink_rows && sum > 0) sink += first / sum / sink_rows;
         if (t >= dense_rows) {
           head[PAIRS] += keys, head[ZEROS] += zeros;
@@ -122,17 +122,17 @@ static void add(LayerSums& sums, const LayerFigures& figures, const Config& conf
         head[SEEN]++;
         head[FIRST_RAW] += first, head[MASS] += sum;
         if (sum == 0) continue;
-        double entropy = std::log(sum) - figure(RowFigure::P_LOG_P) / sum;
+        double entropy = std::log(sum) - statistic(RowFigure::P_LOG_P) / sum;
         head[ROWS]++;
         head[FIRST] += first / sum;
         head[ENTROPY] += entropy, head[ENTROPY_NORM] += keys > 1 ? entropy / std::log(keys) : 0;
-        head[DISTANCE] += figure(RowFigure::DISTANCE) / sum;
-        for (int bin = 0; bin < bins; bin++) head[REACH + bin] += figure(RowFigure::REACH + bin) / sum;
+        head[DISTANCE] += statistic(RowFigure::DISTANCE) / sum;
+        for (int bin = 0; bin < bins; bin++) head[REACH + bin] += statistic(RowFigure::REACH + bin) / sum;
       }
       head[SINKS] += sink > SINK_SHARE;
     }
-  for (size_t n = 0; n < figures.gate.size(); n++) sums.gate[n % GateFigure::COUNT] += figures.gate[n];
-  for (float x : figures.x) {
+  for (size_t n = 0; n < statistics.gate.size(); n++) sums.gate[n % GateStatistic::COUNT] += statistics.gate[n];
+  for (float x : statistics.x) {
     float size = std::fabs(x);
     sums.sizes[std::bit_cast<unsigned>(size) >> 15]++;
     if (!(size > largest[LARGEST - 1])) continue;
@@ -206,7 +206,7 @@ static ordered_json layer_json(const LayerSums& sums, const Config& config, int 
   double median = size_of_bin(quantile(sums.sizes, 0.5)), limit = std::max(100.0, 1000 * median);
   for (int bin = 0; bin < SIZES; bin++) massive += size_of_bin(bin) > limit ? sums.sizes[bin] : 0;
   const std::vector<double>& g = sums.gate;
-  double of_gate = std::accumulate(g.begin() + GateFigure::NEGATIVE, g.end(), 0.0);  // all elements
+  double of_gate = std::accumulate(g.begin() + GateStatistic::NEGATIVE, g.end(), 0.0);  // all elements
   std::vector<double> zeros, survivors(sums.survivors);
   for (int n = 0; n < POSITIONS; n++) zeros.push_back(sums.positions[n] / sums.positions[POSITIONS + n]);
   double rows = std::accumulate(survivors.begin(), survivors.end(), 0.0), kept = 0;
@@ -216,11 +216,12 @@ static ordered_json layer_json(const LayerSums& sums, const Config& config, int 
                         {"massive", rounded(massive / elements)},
                         {"gate", nullptr}};
   if (gated)
-    layer.update({{"gate", rounded(g[GateFigure::GATE] / of_gate)},
-                  {"gate_below", numbers(std::vector{g[GateFigure::CLOSED], g[GateFigure::NARROW]}, of_gate)},
-                  {"gate_shares", numbers(std::vector<double>(g.begin() + GateFigure::NEGATIVE, g.end()), of_gate)}});
-  layer.update({{"out_abs", numbers(std::vector{g[GateFigure::BEFORE], g[GateFigure::AFTER]}, of_gate)},
-                {"out_below", numbers(std::vector{g[GateFigure::BELOW_001], g[GateFigure::BELOW_0001]}, of_gate)},
+    layer.update(
+        {{"gate", rounded(g[GateStatistic::GATE] / of_gate)},
+         {"gate_below", numbers(std::vector{g[GateStatistic::CLOSED], g[GateStatistic::NARROW]}, of_gate)},
+         {"gate_shares", numbers(std::vector<double>(g.begin() + GateStatistic::NEGATIVE, g.end()), of_gate)}});
+  layer.update({{"out_abs", numbers(std::vector{g[GateStatistic::BEFORE], g[GateStatistic::AFTER]}, of_gate)},
+                {"out_below", numbers(std::vector{g[GateStatistic::BELOW_001], g[GateStatistic::BELOW_0001]}, of_gate)},
                 {"zeros_by_position", numbers(zeros)},
                 {"survivors", {rounded(kept), quantile(survivors, 0.5)}},
                 {"heads", ordered_json::array()}});
@@ -340,7 +341,7 @@ bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shar
     int batch = diagnostics_batch(config, length);
     LayerSums empty{std::vector<double>(H * (REACH + reach_bins(length))),
                     std::vector<double>(2 * POSITIONS),
-                    std::vector<double>(GateFigure::COUNT),
+                    std::vector<double>(GateStatistic::COUNT),
                     std::vector<double>(length + 1),
                     std::vector<double>(SIZES),
                     std::vector<double>(ranks * (LARGEST + H))};
@@ -349,8 +350,8 @@ bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shar
     auto add_batch = [&](int64_t window, int here) {
       for (int row = 0; row < batch; row++)  // a short last batch is filled with its last window, so all have one size
         sequences.read(window + std::min(row, here - 1), &inputs[size_t(row) * length]);
-      model.diagnose(inputs.data(), batch, length, here, [&](const LayerFigures& figures) {
-        add(layers[figures.layer], figures, config, batch, here, length, comm.rank());
+      model.diagnose(inputs.data(), batch, length, here, [&](const LayerStatistics& statistics) {
+        add(layers[statistics.layer], statistics, config, batch, here, length, comm.rank());
       });
     };
     std::string what = format("diagnostics length %d", length);

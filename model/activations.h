@@ -32,7 +32,7 @@ template <class Real> struct LayerActivations {
   float* bias;                           // [bias_floats()] or nullptr
 };
 
-inline constexpr size_t GATE_FIGURES = GATE_FIGURE_BLOCKS * GateFigure::COUNT;
+inline constexpr size_t GATE_STATISTICS = GATE_STATISTICS_BLOCKS * GateStatistic::COUNT;
 
 // The arrays of one pass over N rows. Training keeps every layer's arrays for the backward pass (except those that it
 // computes again, config.train.recompute); evaluation has one layer's arrays, which all layers use in turn.
@@ -133,9 +133,9 @@ template <class Real> struct Activations {
 
 // Everything on the device but the parameters.
 template <class Real> struct Buffers {
-  float2* rope;     // [longest length, D/2]
-  float* loss_sum;  // [1]
-  float* figures;   // of diagnose()
+  float2* rope;       // [longest length, D/2]
+  float* loss_sum;    // [1]
+  float* statistics;  // of diagnose()
   Activations<Real> training, evaluation;
   Real* dx;         // [N, C]  gradient of the residual stream, carried from the last layer to the first
   Real* dnorm;      // [N, C]  gradient of a layernorm's output, or of the projection before a gate
@@ -168,8 +168,8 @@ template <class Real> struct Buffers {
       plan.rewind(shared);
     }
     evaluation.plan(plan, config, rows, false, "evaluation");
-    size_t row_figures_count = rows * m.heads * row_figures(std::max(m.context, eval_length));
-    plan.add(&figures, config.diagnoses ? std::max(row_figures_count, GATE_FIGURES) : 0, "evaluation");
+    size_t row_statistics_count = rows * m.heads * row_figures(std::max(m.context, eval_length));
+    plan.add(&statistics, config.diagnoses ? std::max(row_statistics_count, GATE_STATISTICS) : 0, "evaluation");
     plan.end_sharing();
   }
 };

@@ -1,6 +1,6 @@
 #include "model/shape.h"
 
-#include "attention/bias.cuh"
+#include "attention/position_bias.cuh"
 #include "kernels/gpu.cuh"
 
 // The output layer's product is fastest on tensor cores with whole tiles of 128 rows of wte.

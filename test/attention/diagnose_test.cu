@@ -1,4 +1,4 @@
-// attention_diagnose() and gate_figures() against float64 references that hold whole rows of weights, by the rule of
+// attention_diagnose() and gate_statistics() against float64 references that hold whole rows of weights, by the rule of
 // test/support/compare.h; closed forms of uniform scores; equal bits.
 #include "test/attention/attention_reference.h"
 #include "test/attention/gate_reference.h"
@@ -201,42 +201,44 @@ TEST(Diagnose, EqualBits) {
 
 }  // namespace
 
-// ---- gate_figures()
+// ---- gate_statistics()
 
-TEST(GateFigures, EveryActivation) {
+TEST(GateStatistics, EveryActivation) {
   const int N = 300, H = 3, D = 20, W = H * D, Q = 3 * W + 64;
   auto x = random_normal<float>(size_t(N) * W, 1, 0.1f), logits = random_normal<float>(size_t(N) * Q, 2, 3);
-  DeviceArray<float> dx(x), dlogits(logits), figures(GATE_FIGURE_BLOCKS * GateFigure::COUNT);
+  DeviceArray<float> dx(x), dlogits(logits), figures(GATE_STATISTICS_BLOCKS * GateStatistic::COUNT);
   for (size_t a = 0; a < std::size(gate_activation_names); a++)
     for (GateGranularity granularity : {GateGranularity::elementwise, GateGranularity::headwise})
       for (GateOp op : {GateOp::multiply, GateOp::add}) {
         GateSettings settings{.activation = GateActivation(a), .granularity = granularity, .op = op};
         if (a == 0 && op == GateOp::add) continue;
         auto run = [&] {
-          gate_figures<float>(figures, {dx, W}, {dlogits + 3 * W, Q}, settings, N, H, D, nullptr);
+          gate_statistics<float>(figures, {dx, W}, {dlogits + 3 * W, Q}, settings, N, H, D, nullptr);
           return bits_of(figures);
         };
         run();
         std::vector<float> got = figures.download();
-        std::vector<double> sums(GateFigure::COUNT), exact(GateFigure::COUNT);
-        for (size_t n = 0; n < got.size(); n++) sums[n % GateFigure::COUNT] += got[n];
+        std::vector<double> sums(GateStatistic::COUNT), exact(GateStatistic::COUNT);
+        for (size_t n = 0; n < got.size(); n++) sums[n % GateStatistic::COUNT] += got[n];
         for (int row = 0; row < N; row++)
           for (int c = 0; c < W; c++) {
             double g = logits[size_t(row) * Q + 3 * W + (granularity == GateGranularity::headwise ? c / D : c)], slope;
             g = a == 0 ? 1 : ref_activation<Exact>(GateActivation(a), g, &slope);
             double v = x[size_t(row) * W + c], y = op == GateOp::add ? v + g : v * g;
-            exact[GateFigure::BEFORE] += std::fabs(v), exact[GateFigure::AFTER] += std::fabs(y);
-            exact[GateFigure::BELOW_001] += std::fabs(y) < 0.01, exact[GateFigure::BELOW_0001] += std::fabs(y) < 0.001;
-            exact[GateFigure::GATE] += g, exact[GateFigure::CLOSED] += g < 0.01, exact[GateFigure::NARROW] += g < 0.1;
-            int share = int(std::min(g * GateFigure::BINS, GateFigure::BINS - 1.0));
-            exact[g < 0 ? GateFigure::NEGATIVE : g > 1 ? GateFigure::ABOVE : GateFigure::SHARES + share]++;
+            exact[GateStatistic::BEFORE] += std::fabs(v), exact[GateStatistic::AFTER] += std::fabs(y);
+            exact[GateStatistic::BELOW_001] += std::fabs(y) < 0.01,
+                exact[GateStatistic::BELOW_0001] += std::fabs(y) < 0.001;
+            exact[GateStatistic::GATE] += g, exact[GateStatistic::CLOSED] += g < 0.01,
+                exact[GateStatistic::NARROW] += g < 0.1;
+            int share = int(std::min(g * GateStatistic::BINS, GateStatistic::BINS - 1.0));
+            exact[g < 0 ? GateStatistic::NEGATIVE : g > 1 ? GateStatistic::ABOVE : GateStatistic::SHARES + share]++;
           }
-        for (int f = 0; f < GateFigure::COUNT;
+        for (int f = 0; f < GateStatistic::COUNT;
              f++) {  // sums of 18,000 floats; a number at the edge may be counted apart
-          bool counts = f != GateFigure::BEFORE && f != GateFigure::AFTER && f != GateFigure::GATE;
+          bool counts = f != GateStatistic::BEFORE && f != GateStatistic::AFTER && f != GateStatistic::GATE;
           EXPECT_NEAR(sums[f], exact[f], counts ? 1 : 1e-5 * N * W)
               << gate_activation_names[a] << " " << gate_op_names[int(op)] << " figure " << f;
         }
-        expect_reproducible("gate figures", run);
+        expect_reproducible("gate statistics", run);
       }
 }
