@@ -106,7 +106,7 @@ void Program::run() {
   read_settings();
   if (is(Mode::print_config)) return void(std::fputs(print_config(config_).c_str(), stdout));
   check_settings();
-  if (config_.plan.elsewhere()) return plan_elsewhere(config_, evaluates_, ranks_.size);
+  if (config_.plan.plans_other_gpu()) return plan_elsewhere(config_, evaluates_, ranks_.size);
   if (is(Mode::train) || mode_.all_of_val) watch_signals();
   open_inputs();
   agree_on_beginning();
@@ -135,7 +135,7 @@ void Program::check_settings() {
   if (mode_.all_of_val) config_.eval.tokens = std::numeric_limits<int64_t>::max();
   evaluates_ = mode_.losses || (mode_.whole_run && config_.eval.every > 0);
   config_.diagnoses = is(Mode::diagnostics) || (mode_.whole_run && config_.diagnostics.every > 0);
-  bool elsewhere = config_.plan.elsewhere();
+  bool elsewhere = config_.plan.plans_other_gpu();
   if (elsewhere && !is(Mode::dry_run))
     user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config_.plan.memory.c_str(),
                source_tag(source_of(config_, {"plan.memory"})).c_str());

@@ -18,4 +18,4 @@ QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& a) {
   return {Z, G, Z + G ? int(round_up(3 * A + Z + G, D % 8 == 0 ? D : 8)) : 3 * A};
 }
 
-bool planned_for_cpu(const Config& config) { return on_cpu && !config.plan.elsewhere(); }
+bool planned_for_cpu(const Config& config) { return on_cpu && !config.plan.plans_other_gpu(); }

@@ -18,7 +18,7 @@ void refuse(const std::string& source, const char* fmt, ...) {
   throw UserError("config: " + text + source_tag(source));
 }
 
-void Mistakes::report() const {
+void ErrorList::report() const {
   if (!texts_.empty()) throw UserError(listed(texts_, 8, "\n").substr(1));
 }
 
@@ -149,7 +149,7 @@ static const Rule RULES[] = {
    }},
   {"plan.memory", {}, [](const Config& c) -> std::string {
      double bytes = size_in_bytes(c.plan.memory);
-     if (!c.plan.elsewhere() || (bytes >= 1 && bytes <= 1e18)) return "";
+     if (!c.plan.plans_other_gpu() || (bytes >= 1 && bytes <= 1e18)) return "";
      return "must be a size with its unit, such as 80GiB or 512MiB (1 GB = 0.93GiB)";
    }},
   {"optimizer.grad_clip", {}, [](const Config& c) -> std::string {
@@ -223,9 +223,9 @@ static void warn_without_effect(Config& c) {
     c.warnings.push_back(what + " has no effect: it needs " + needs + source_tag(source_of(c, keys)));
   };
   for (const ChangedSetting& change : changed_settings(plain_variant(c.variant), c))
-    if (const Needs* needs = config_row(c, change.key).needs;
-        needs && !needs->met(c) && (c.trains || !needs->or_a_flag))
-      warn(format("config: %s = %s", change.key.c_str(), change.is.c_str()), needs->what, {change.key.c_str()});
+    if (const EffectiveWhen* when = config_row(c, change.key).effective_when;
+        when && !when->met(c) && (c.trains || !when->or_a_flag))
+      warn(format("config: %s = %s", change.key.c_str(), change.is.c_str()), when->what, {change.key.c_str()});
   if (size_t reached = size_t(c.model.layers); c.layers.size() > reached)
     warn("config: attention.layers: the pattern from " + shortened(json_quote(c.layers[reached])) + " on",
          format("model.layers > %zu", reached), {"attention.layers", "model.layers"});
@@ -259,12 +259,12 @@ static std::string schedule_problem(const Config& c) {
 void complete_and_check(Config& c) {
   complete(c);
   warn_without_effect(c);
-  Mistakes mistakes;
-  for (const Rule& rule : RULES) mistakes.attempt([&] { check_rule(c, rule); });
-  mistakes.attempt([&] { check_mlp_width(c); });
-  mistakes.attempt([&] { check_batch(c, 1); });
-  if (c.trains && c.eval.every > 0) mistakes.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
-  mistakes.report();
+  ErrorList errors;
+  for (const Rule& rule : RULES) errors.attempt([&] { check_rule(c, rule); });
+  errors.attempt([&] { check_mlp_width(c); });
+  errors.attempt([&] { check_batch(c, 1); });
+  if (c.trains && c.eval.every > 0) errors.attempt([&] { check_lengths(c, c.eval.lengths, "eval.lengths"); });
+  errors.report();
   if (std::string problem = schedule_problem(c); !problem.empty())
     c.warnings.push_back(
         "config: optimizer.warmup_steps = " + std::to_string(c.optimizer.warmup_steps) + problem +

@@ -180,7 +180,7 @@ struct Config {
     std::string memory;  // "80GiB" of another GPU; "" = this device's
     int ranks = 0;       // 0: as many as were started
     double tflops = 0;   // a second, of each rank; 0: unknown
-    bool elsewhere() const { return !memory.empty(); }
+    bool plans_other_gpu() const { return !memory.empty(); }
   } plan;
 
   struct Log {

@@ -16,7 +16,7 @@ bool some_layer_is(const Config& c, const KindRow& kind) {
 // A parameter's key and when it has an effect. Rows of every Config point to it.
 struct ParameterRow {
   std::string key, what;
-  Needs needs;
+  EffectiveWhen effective_when;
 };
 
 std::deque<ParameterRow> make_rows() {
@@ -32,11 +32,11 @@ std::deque<ParameterRow> make_rows() {
         with += size_t(std::ranges::find(kind.parameters, std::string_view(parameter.with), &ScoreKey::name) -
                        kind.parameters.begin());
       }
-      row.needs = {row.what.c_str(),
-                   [&kind, &parameter, with](const Config& c) {
-                     return some_layer_is(c, kind) && (!parameter.with || c.attention.parameters[with] != 0);
-                   },
-                   false, kind.text != nullptr};
+      row.effective_when = {row.what.c_str(),
+                            [&kind, &parameter, with](const Config& c) {
+                              return some_layer_is(c, kind) && (!parameter.with || c.attention.parameters[with] != 0);
+                            },
+                            false, kind.text != nullptr};
     }
   return all;
 }
@@ -66,7 +66,7 @@ void check_parameter(const KindRow& kind, const ScoreKey& parameter, const std::
 
 std::vector<ConfigRow> rows_of_kinds(Config& c, std::vector<ConfigRow> others) {
   static const std::deque<ParameterRow> all = make_rows();
-  static const Needs files = {
+  static const EffectiveWhen files = {
       "layers of a kind that is a file",
       [](const Config& c) { return c.some_layer([](const auto& l) { return kind_row(l.attention.kind).text; }); },
       false, true};
@@ -76,8 +76,8 @@ std::vector<ConfigRow> rows_of_kinds(Config& c, std::vector<ConfigRow> others) {
       check_parameter(kind, parameter, others);
       double& value = c.attention.parameters[rows.size()];
       const ParameterRow& own = all[rows.size()];
-      rows.push_back(
-          {own.key.c_str(), &value, parameter.allowed, nullptr, parameter.help, AtResume::refused, false, &own.needs});
+      rows.push_back({own.key.c_str(), &value, parameter.allowed, nullptr, parameter.help, AtResume::refused, false,
+                      &own.effective_when});
       if (parameter.whole) rows.back().value = WholeNumber{&value};
       others.push_back(rows.back());
     }

@@ -11,7 +11,7 @@
 // are refused if the configuration lacks what they are about. A window's number of keys may follow "window".
 static const struct {
   const char *usual, *other;
-  Needs needs;
+  EffectiveWhen effective_when;
 } LAYER_WORDS[] = {
     {"window",
      "full",
@@ -83,14 +83,14 @@ std::string layer_problem(const Config& c, const std::string& entry) {
   auto is_bias = [](const std::string& word) { return std::ranges::count(bias_names, word) > 0; };
   wrong = wrong || std::ranges::count_if(words, is_bias) > 1;
   names.insert(names.end(), std::begin(bias_names), std::end(bias_names));
-  for (auto& [usual, other, needs] : LAYER_WORDS) {
+  for (auto& [usual, other, effective_when] : LAYER_WORDS) {
     auto is_usual = [&name = usual](const std::string& word) { return word.starts_with(name); };
     auto given = std::ranges::count_if(words, is_usual) + std::ranges::count(words, other);
-    bool met = needs.met(c) || (some_own && other == std::string("full") && !std::ranges::count(words, usual));
+    bool met = effective_when.met(c) || (some_own && other == std::string("full") && !std::ranges::count(words, usual));
     wrong = wrong || given > 1;
     append_item(pairs, format("%s or %s", usual, other));
     if (given && !met && without_effect.empty())
-      without_effect = format("%s and %s need %s; set it, or remove these words", usual, other, needs.what);
+      without_effect = format("%s and %s need %s; set it, or remove these words", usual, other, effective_when.what);
     names.insert(names.end(), {usual, other});
   }
   if (!wrong) return without_effect.empty() ? "" : named + without_effect;

@@ -203,11 +203,11 @@ class Reader {
   void read_object(const json& object, const std::string& prefix) {
     of_file = of_file || (prefix == "attention." && object.contains("kind_file"));
     for (auto& member : object.items())  // clang 14 captures no structured bindings
-      if (!member.key().starts_with("_")) mistakes.attempt([&] { read_member(prefix, member.key(), member.value()); });
+      if (!member.key().starts_with("_")) errors.attempt([&] { read_member(prefix, member.key(), member.value()); });
   }
 
   void read_set(const std::string& text) {
-    mistakes.attempt([&] { read_assignment(text); });
+    errors.attempt([&] { read_assignment(text); });
   }
 
   void apply() {
@@ -221,7 +221,7 @@ class Reader {
     }
     for (auto& key : keys)  // in the table's order, so that the errors' order does not depend on the file's
       if (given.contains(key) && key != "attention.variant") take(key, given.at(key));
-    mistakes.report();
+    errors.report();
   }
 
  private:
@@ -293,7 +293,7 @@ class Reader {
   }
 
   void take(const std::string& key, const Given& from) {
-    mistakes.attempt([&] {
+    errors.attempt([&] {
       std::string problem = assign(rows[index.at(key)], from.value);
       auto controls = [](const json& item) {
         return item.is_string() && has_control_characters(item.get<std::string>());
@@ -346,7 +346,7 @@ class Reader {
   std::vector<std::string> keys;
   std::set<std::string> sections;
   std::map<std::string, Given> given;
-  Mistakes mistakes;
+  ErrorList errors;
 };
 
 }  // namespace

@@ -40,7 +40,7 @@ ordered_json config_json(const Config& config, const std::vector<std::string>& s
   copy.train.tokens = 0;  // steps holds what it asked for, and both together would be refused
   ordered_json root;
   for (const ConfigRow& row : config_rows(copy)) {
-    if (row.needs && row.needs->of_a_file && !row.needs->met(config)) continue;
+    if (row.effective_when && row.effective_when->only_in_builds_with_it && !row.effective_when->met(config)) continue;
     std::string path = row.key, section = path.substr(0, path.find('.'));
     std::replace(path.begin(), path.end(), '.', '/');
     if (sections.empty() || std::count(sections.begin(), sections.end(), section))
@@ -110,7 +110,7 @@ static std::set<std::string> idle_keys(const Config& config) {
   std::set<std::string> idle;
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))
-    if (row.needs && !row.needs->met(config)) idle.insert(row.key);
+    if (row.effective_when && !row.effective_when->met(config)) idle.insert(row.key);
   return idle;
 }
 

@@ -52,7 +52,7 @@ static const std::string NO_SUM_TEXT =
     "layers with an attention.kind whose weights do not sum to 1: " + kinds_without_sum();
 
 // clang-format off
-static const Needs
+static const EffectiveWhen
     NO_SUM = {NO_SUM_TEXT.c_str(),
               [](const Config& c) { return c.some_layer([](const auto& l) { return !l.attention.sums_to_1(); }); }},
     GATE = {"layers with an attention.gate.activation", [](const Config& c) { return c.some_layer(has_gate); }},
@@ -97,13 +97,13 @@ static const Needs
                  [](const Config& c) { return c.eval.key_window > 0 && KEY_WINDOW.met(c); }},
     LABELS = {"data.labels or data.val_labels",
               [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
-    PLAN = {"plan.memory", [](const Config& c) { return c.plan.elsewhere(); }},
+    PLAN = {"plan.memory", [](const Config& c) { return c.plan.plans_other_gpu(); }},
     WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == Schedule::wsd; }},
     DECAY = {"a schedule other than \"constant\"",
              [](const Config& c) { return c.optimizer.schedule != Schedule::constant; }};
 
-static ConfigRow only_with(const Needs& needs, ConfigRow row) {
-  row.needs = &needs;
+static ConfigRow only_with(const EffectiveWhen& condition, ConfigRow row) {
+  row.effective_when = &condition;
   return row;
 }
 
@@ -114,19 +114,19 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
   auto& o = c.optimizer;
   const char* no = nullptr;
   constexpr AtResume may_change = AtResume::free, compared = AtResume::compared;
-  constexpr bool of_a_rank = true;
+  constexpr bool may_differ = true;
   return {
     {"name", &c.name, "", "the file's name, without .json", "the run's name: output goes to runs/NAME; no slash",
-     may_change, of_a_rank},
+     may_change, may_differ},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "seed of the initial weights, the data order and sampling"},
     {"init", &c.init, "", no,
-     "folder with a model.safetensors, whole or in parts, to start from; empty starts afresh", compared, of_a_rank},
+     "folder with a model.safetensors, whole or in parts, to start from; empty starts afresh", compared, may_differ},
     only_with(INIT, {"init_missing", choice(c.init_missing, init_missing_names), "", no,
                      "parameters of attention or a regression head that init lacks: made from the seed, or refused",
                      compared}),
     {"precision", choice(c.precision, precision_names), "", "bf16 on a GPU, fp32 on the CPU",
      "precision of activations and matrix products"},
-    {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change, of_a_rank},
+    {"threads", &c.threads, "[1, 1024]", "cores / ranks", "threads of the CPU build", may_change, may_differ},
 
     {"model.layers", &m.layers, "[1, 1000]", no, "transformer blocks"},
     {"model.heads", &m.heads, "[1, 1024]", no, "attention heads"},
@@ -172,12 +172,12 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     only_with(GATE_BIAS, {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"}),
 
     {"data.train", &c.data.train, "", no,
-     "shards to train on: a glob, or a list of globs and files, sorted", compared, of_a_rank},
-    {"data.val", &c.data.val, "", no, "shards to evaluate on", compared, of_a_rank},
+     "shards to train on: a glob, or a list of globs and files, sorted", compared, may_differ},
+    {"data.val", &c.data.val, "", no, "shards to evaluate on", compared, may_differ},
     {"data.labels", &c.data.labels, "", no,
      "label files that say what to predict, one for each shard of data.train; none: the next tokens",
-     compared, of_a_rank},
-    {"data.val_labels", &c.data.val_labels, "", no, "the same for data.val", compared, of_a_rank},
+     compared, may_differ},
+    {"data.val_labels", &c.data.val_labels, "", no, "the same for data.val", compared, may_differ},
     {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or in file order"},
 
     {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,
@@ -242,7 +242,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
      "converts text to tokens and back", may_change},
     only_with(GPT2_TOKENS, {"generate.tokenizer_dir", &c.generate.tokenizer_dir, "", no,
                             "folder with vocab.json and merges.txt, GPT-2's or others; checkpoints carry them",
-                            may_change, of_a_rank}),
+                            may_change, may_differ}),
     {"generate.stop", &c.generate.stop, "", no,
      "text that ends a completion of --generate-file; empty: none", may_change},
 
@@ -251,17 +251,17 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"passkey.trials", &c.passkey.trials, "[1, 1000000]", no, "keys at each length and depth", may_change},
     {"passkey.depths", &c.passkey.depths, "[2, 1001]", no, "depths of the key, evenly from 0 to 1", may_change},
     {"passkey.examples", &c.passkey.examples, "", no, "file to write the prompts to, as JSON lines; empty: none",
-     may_change, of_a_rank},
+     may_change, may_differ},
 
     {"task.every", &c.task.every, "[0, 1e9]", no, "steps between rounds of task.names; 0 = never", may_change},
     only_with(TASKS, {"task.names", &c.task.names, "", no,
                       "benchmarks to run while training: files NAME.bin of scripts/prepare_tasks.py", may_change}),
-    {"task.dir", &c.task.dir, "", no, "folder of these files", may_change, of_a_rank},
+    {"task.dir", &c.task.dir, "", no, "folder of these files", may_change, may_differ},
     {"task.limit", &c.task.limit, "[0, 1e9]", no, "run only the first this many examples of each; 0 = all", may_change},
     {"task.max_length", &c.task.max_length, "[1, 16777216]", "model.context",
      "tokens of an example; longer ones lose the first tokens of their context", may_change},
     {"task.samples", &c.task.samples, "", no,
-     "file to which --tasks writes the log-likelihoods, as JSON lines; empty: none", may_change, of_a_rank},
+     "file to which --tasks writes the log-likelihoods, as JSON lines; empty: none", may_change, may_differ},
 
     {"diagnostics.every", &c.diagnostics.every, "[0, 1e9]", no,
      "steps between diagnostics of attention (--diagnostics); 0 = never", may_change},
@@ -272,14 +272,14 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
 
     {"plan.memory", &c.plan.memory, "", no,
      "with --dry-run: plans for a GPU with this much free memory (such as 80GiB) and runs nothing; empty: this device",
-     may_change, of_a_rank},
+     may_change, may_differ},
     only_with(PLAN, {"plan.ranks", &c.plan.ranks, "[0, 65536]", no,
-                     "the ranks of that plan; 0: as many as were started", may_change, of_a_rank}),
+                     "the ranks of that plan; 0: as many as were started", may_change, may_differ}),
     {"plan.tflops", &c.plan.tflops, "[0, 1e6]", no,
      "TFLOP/s of each rank, as measured: with --dry-run, says how many hours the run takes; 0: unknown", may_change,
-     of_a_rank},
+     may_differ},
 
-    {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, of_a_rank},
+    {"log.every", &c.log.every, "[1, 1e9]", no, "steps between console lines", may_change, may_differ},
     {"log.groups_every", &c.log.groups_every, "[0, 1e9]", no,
      "steps between norms of gradients, weights and updates by group of parameters; 0 = never", may_change},
   };

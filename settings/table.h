@@ -28,11 +28,11 @@ struct WholeNumber {
 };
 
 // When a key has an effect.
-struct Needs {
+struct EffectiveWhen {
   const char* what;  // "attention.kind = \"lssar\""
   std::function<bool(const Config&)> met;
-  bool or_a_flag = false;  // a flag, such as --lengths, may meet the condition if nothing is trained
-  bool of_a_file = false;  // only a build with the kind's file has the key: it is written only where it has an effect
+  bool or_a_flag = false;               // a flag, such as --lengths, may meet the condition if nothing is trained
+  bool only_in_builds_with_it = false;  // of a kind that is a file: written only where it has an effect
 };
 
 // The effect of another value at --resume.
@@ -51,8 +51,9 @@ struct ConfigRow {
   const char* automatic;  // nullptr, or the meaning of 0, "" or []: such a value is allowed as well
   const char* help;
   AtResume at_resume = AtResume::refused;
-  bool of_a_rank = false;  // ranks may differ: results do not depend on the value, or the named files are compared
-  const Needs* needs = nullptr;  // nullptr: it always has an effect
+  bool may_differ_between_ranks =
+      false;  // ranks may differ: results do not depend on the value, or the named files are compared
+  const EffectiveWhen* effective_when = nullptr;  // nullptr: it always has an effect
 };
 std::vector<ConfigRow> config_rows(Config& config);
 ConfigRow config_row(Config& config, const std::string& key);  // one of them
@@ -101,8 +102,8 @@ Interval interval(const std::string& allowed);
 // A user_error "config: TEXT  [SOURCE]".
 [[noreturn]] __attribute__((format(printf, 2, 3))) void refuse(const std::string& source, const char* fmt, ...);
 
-// Mistakes that are reported together, one line each.
-class Mistakes {
+// Errors that are reported together, one line each.
+class ErrorList {
  public:
   template <class F> void attempt(F f) {  // remembers the user_error of f()
     try {

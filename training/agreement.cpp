@@ -27,7 +27,7 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
   facts["the token between documents"] = std::to_string(config.end_of_text);
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))
-    if (!row.of_a_rank) facts[row.key] = value_text(row);
+    if (!row.may_differ_between_ranks) facts[row.key] = value_text(row);
   for (auto& [key, files] : {std::pair("data.train", &data.train_files), std::pair("data.val", &data.val_files)})
     for (size_t i = 0; i < files->size(); i++) facts[format("%s, shard %zu", key, i + 1)] = described((*files)[i]);
   for (const Benchmark& benchmark : data.benchmarks) facts["task " + valid_utf8(benchmark.name)] = benchmark.checksum;

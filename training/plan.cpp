@@ -34,7 +34,7 @@ MemoryRows memory_rows(const Config& config, const ModelSize& size) {
   }
   rows.emplace_back("matmul workspace", MATMUL_WORKSPACE);
   rows.emplace_back("kernels", KERNELS);
-  if (!config.plan.elsewhere()) return rows;  // the rest was taken before free memory was read
+  if (!config.plan.plans_other_gpu()) return rows;  // the rest was taken before free memory was read
   rows.emplace_back("CUDA context", context_on(size_in_bytes(config.plan.memory)));
   if (size.ranks > 1) rows.emplace_back("NCCL's buffers", NCCL_BUFFERS);
   return rows;
