@@ -65,7 +65,7 @@ class Program {
   void read_settings();
   void check_settings();
   void open_inputs();
-  void agree_on_beginning();
+  void agree_on_resume_point();
   bool finished();
   void make_model();
   void run_mode();
@@ -92,10 +92,10 @@ class Program {
   std::vector<Evaluation> evaluations_;
   std::vector<FilePrompt> prompts_;        // of --generate-file
   std::unique_ptr<WindowReader> windows_;  // of data.train
-  // of agree_on_beginning():
+  // of agree_on_resume_point():
   std::unique_ptr<Comm> several_;
   Comm& comm() { return several_ ? *several_ : Comm::alone(); }
-  Beginning beginning_;
+  ResumePoint resume_point_;
   // of make_model():
   std::unique_ptr<Model> model_;
   int64_t step_ = 0;  // of its weights
@@ -109,9 +109,10 @@ void Program::run() {
   if (config_.plan.plans_other_gpu()) return plan_elsewhere(config_, evaluates_, ranks_.size);
   if (is(Mode::train) || mode_.all_of_val) watch_signals();
   open_inputs();
-  agree_on_beginning();
+  agree_on_resume_point();
   if (is(Mode::train) && finished())
-    return void(std::printf("%s is finished: all %ld steps are done\n", beginning_.run.c_str(), config_.train.steps));
+    return void(
+        std::printf("%s is finished: all %ld steps are done\n", resume_point_.run.c_str(), config_.train.steps));
   make_model();
   run_mode();
 }
@@ -169,19 +170,19 @@ void Program::open_inputs() {
 }
 
 // The ranks agree on all this, and on where they begin.
-void Program::agree_on_beginning() {
+void Program::agree_on_resume_point() {
   if (links_) several_ = std::make_unique<Comm>(ranks_, *links_);
   bool several = comm().size() > 1;
   if (several) check_agreement(comm(), facts_of(PLUSGPT_VERSION, flags_, config_, data_));
-  beginning_ = find_beginning(flags_, config_, comm());
-  const std::optional<Checkpoint>& from = beginning_.from;
+  resume_point_ = find_resume_point(flags_, config_, comm());
+  const std::optional<Checkpoint>& from = resume_point_.from;
   if (several && !from) check_agreement(comm(), init_facts(config_));
   if (!from && training_ && config_.optimizer.schedule_start > 0)
     user_error("config: optimizer.schedule_start = %ld needs --resume from that step; use 0%s",
                config_.optimizer.schedule_start, source_tag(source_of(config_, {"optimizer.schedule_start"})).c_str());
   if (comm().first() && evaluates_) report_validation(config_, data_, from ? from->state.train : data_.train_files);
   if (from && training_) check_same_run(*from, config_, data_.train_files, data_.val_files);
-  if (from && !training_) check_same_model(*from, config_, beginning_.run);
+  if (from && !training_) check_same_model(*from, config_, resume_point_.run);
   if (several_ && !on_cpu) device_ = device_info();  // NCCL has taken some memory
 }
 
@@ -189,15 +190,15 @@ void Program::agree_on_beginning() {
 bool Program::finished() {
   int64_t steps = config_.train.steps;
   auto answered = [&](const Evaluation& evaluation) {
-    return comm().broadcast(missing_items(evaluation, config_, beginning_.run, steps)).empty();
+    return comm().broadcast(missing_items(evaluation, config_, resume_point_.run, steps)).empty();
   };
-  return beginning_.from && beginning_.from->state.step == steps &&
+  return resume_point_.from && resume_point_.from->state.step == steps &&
          std::all_of(evaluations_.begin(), evaluations_.end(), answered);
 }
 
 // Plans its memory, and loads its weights.
 void Program::make_model() {
-  std::optional<Checkpoint>& from = beginning_.from;
+  std::optional<Checkpoint>& from = resume_point_.from;
   if (from && !flags_.remeasure) take_products(*from, device_);
   std::vector<int> lengths;
   for (const Evaluation& evaluation : evaluations_)
@@ -249,7 +250,7 @@ void Program::ask() {
   if (comm().first()) run_dir = std::make_unique<RunDir>(config_.name);
   MetricsLog metrics = begun_metrics(run_dir.get());
   WeightsOrigin origin{"random", step_};
-  if (beginning_.from) origin = {beginning_.from->path, step_, beginning_.from->state.tokens};
+  if (resume_point_.from) origin = {resume_point_.from->path, step_, resume_point_.from->state.tokens};
   else if (!config_.init.empty()) origin.path = named_folder(config_.init).path;
   for (const Evaluation& evaluation : evaluations_)
     if (evaluation.asked && !evaluation.run({*model_, origin, metrics, {}}, evaluation.items))
@@ -266,7 +267,7 @@ void Program::make_steps() {
                             .seed = config_.seed,
                             .outputs = config_.model.head.outputs,
                             .by_sequence = config_.train.label_mean == LabelMean::sequence});
-  if (beginning_.from) loader.seek(step_);
+  if (resume_point_.from) loader.seek(step_);
   if (is(Mode::train)) return train_run(loader);
   if (is(Mode::dry_run) && comm().first()) check_all_tokens(config_, data_);
   if (is(Mode::dry_run)) std::printf("the run: %s\n", work_text(config_, step_, comm().size()).c_str());
@@ -275,7 +276,7 @@ void Program::make_steps() {
     save_gradients(*model_, flags_.value);
     std::printf("loss %.9g | norm %.9g | gradients in %s\n", result.loss, result.grad_norm, flags_.value.c_str());
   } else {
-    if (!beginning_.from || beginning_.from->state.updates == 0) warn_of_zero_gradients(*model_, number);
+    if (!resume_point_.from || resume_point_.from->state.updates == 0) warn_of_zero_gradients(*model_, number);
     std::printf("one step: loss %.4f | norm %.4f; nothing was written\n", result.loss, result.grad_norm);
   }
 }
@@ -283,7 +284,7 @@ void Program::make_steps() {
 // The first step that has labels, and its number.
 std::pair<int64_t, StepResult> Program::one_step(Loader& loader) {
   std::optional<StepResult> computed;
-  int64_t steps = config_.train.steps, number = beginning_.from ? beginning_.from->state.step : 0;
+  int64_t steps = config_.train.steps, number = resume_point_.from ? resume_point_.from->state.step : 0;
   for (int64_t step = 0; step < steps && !computed; step++, number++) computed = next_gradients(*model_, loader);
   if (!computed) user_error("data.labels: %ld steps (train.steps) have no label; use other labels", steps);
   if (!std::isfinite(computed->loss) || !std::isfinite(computed->grad_norm))
@@ -294,14 +295,14 @@ std::pair<int64_t, StepResult> Program::one_step(Loader& loader) {
 
 void Program::train_run(Loader& loader) {
   comm().barrier();  // all ranks have read their starting point: rank 0 may remove it now
-  std::unique_ptr<RunDir>& run_dir = beginning_.run_dir;
+  std::unique_ptr<RunDir>& run_dir = resume_point_.run_dir;
   if (comm().first()) {
     model_->parameters().allocate_snapshot();
     if (!run_dir) run_dir = std::make_unique<RunDir>(config_.name);
-    begin_run(*run_dir, flags_.overwrite, beginning_, config_);
+    begin_run(*run_dir, flags_.overwrite, resume_point_, config_);
   }
   RunState state;
-  if (beginning_.from) state = beginning_.from->state;
+  if (resume_point_.from) state = resume_point_.from->state;
   state.windows = windows_->windows();
   state.train = data_.train_files;
   state.val = data_.val_files;

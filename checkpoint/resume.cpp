@@ -18,7 +18,7 @@ StepFolder named_folder(const std::string& named) {
   return {step_of_folder(path.string()), path.string()};
 }
 
-Beginning resume_place(const std::string& resume, const std::string& name) {
+ResumePoint named_resume_point(const std::string& resume, const std::string& name) {
   std::string own = "runs/" + name;
   if (resume == "latest") return {own, {}, true, true};
   std::error_code ignored;
@@ -34,45 +34,45 @@ Beginning resume_place(const std::string& resume, const std::string& name) {
   return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own, within};
 }
 
-std::optional<Checkpoint> resume_point(const Beginning& place, bool training) {
+std::optional<Checkpoint> resume_checkpoint(const ResumePoint& point, bool training) {
   std::vector<SkippedCheckpoint> skipped;
   std::optional<Checkpoint> found;
-  if (place.step.path.empty()) {
-    found = newest_checkpoint(place.run, training, &skipped);
+  if (point.step.path.empty()) {
+    found = newest_checkpoint(point.run, training, &skipped);
   } else {
     Checkpoint named;
-    std::string reason = read_checkpoint(place.step.path, training, &named);
+    std::string reason = read_checkpoint(point.step.path, training, &named);
     if (reason.empty()) found = named;
-    else skipped.push_back({place.step, reason, reason != REMOVED});
+    else skipped.push_back({point.step, reason, reason != REMOVED});
   }
   for (auto& [folder, reason, damaged] : skipped) {
     std::string now;
-    if (place.run_dir && folder.step > 0 && damaged)
-      now = "; it is now called " + place.run_dir->set_aside(folder.step);
+    if (point.run_dir && folder.step > 0 && damaged)
+      now = "; it is now called " + point.run_dir->set_aside(folder.step);
     warn("skipped the %s checkpoint %s: %s%s", damaged ? "damaged" : "unreadable", folder.path.c_str(), reason.c_str(),
          now.c_str());
   }
   if (!found && std::any_of(skipped.begin(), skipped.end(), [](auto& checkpoint) { return !checkpoint.damaged; }))
-    failure("%s has no checkpoint that can be read now; try again with --resume", place.run.c_str());
-  std::vector<std::string> aside = set_aside_folders(place.run);
-  if (!found && (!skipped.empty() || (place.step.path.empty() && !aside.empty())))
+    failure("%s has no checkpoint that can be read now; try again with --resume", point.run.c_str());
+  std::vector<std::string> aside = set_aside_folders(point.run);
+  if (!found && (!skipped.empty() || (point.step.path.empty() && !aside.empty())))
     user_error(
         "command line: --resume: %s has no intact checkpoint, only damaged ones%s; copy an intact one there, "
         "name another, or start over with --overwrite",
-        place.step.path.empty() ? place.run.c_str() : place.step.path.c_str(),
+        point.step.path.empty() ? point.run.c_str() : point.step.path.c_str(),
         aside.empty() ? "" : (" (" + aside.back() + ")").c_str());
-  std::vector<std::string> old = old_folders(place.run);
-  if (!found && place.own && !old.empty())
+  std::vector<std::string> old = old_folders(point.run);
+  if (!found && point.own && !old.empty())
     user_error(
         "command line: --resume: all checkpoints of %s were moved away; continue from them under another name "
         "(--resume %s --set name=...), or start over with --overwrite",
-        place.run.c_str(), shell_quoted(place.run + "/" + old[0]).c_str());
+        point.run.c_str(), shell_quoted(point.run + "/" + old[0]).c_str());
   return found;
 }
 
-std::optional<Config> settings_at_start(const Beginning& place, int64_t start) {
-  std::vector<StepFolder> folders = {place.step};
-  if (place.step.path.empty()) folders = step_folders(place.run);
+std::optional<Config> settings_at_start(const ResumePoint& point, int64_t start) {
+  std::vector<StepFolder> folders = {point.step};
+  if (point.step.path.empty()) folders = step_folders(point.run);
   for (const StepFolder& folder : folders) {
     std::optional<RunState> state = read_state(folder.path);
     if (state && (state->step == start || state->config.optimizer.schedule_start == start)) return state->config;
@@ -192,14 +192,14 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
                 shortened(change.was).c_str(), shortened(change.is).c_str());
 }
 
-void begin_run(RunDir& run, bool overwrite, const Beginning& beginning, const Config& config) {
-  const std::optional<Checkpoint>& from = beginning.from;
-  if (!from || !beginning.own) run.start_fresh(overwrite);
+void begin_run(RunDir& run, bool overwrite, const ResumePoint& point, const Config& config) {
+  const std::optional<Checkpoint>& from = point.from;
+  if (!from || !point.own) run.start_fresh(overwrite);
   if (from) {
-    std::string old = beginning.own ? run.put_away_after(from->state.step) : "";
+    std::string old = point.own ? run.put_away_after(from->state.step) : "";
     if (!old.empty()) std::printf("later checkpoints, and a copy of the metrics, are now in %s\n", old.c_str());
     // The other run's lines up to here, if it has any, become this run's too.
-    if (!beginning.own) copy_text_file(beginning.run + "/metrics.jsonl", run.metrics_path());
+    if (!point.own) copy_text_file(point.run + "/metrics.jsonl", run.metrics_path());
     rewind_metrics(run.metrics_path(), from->state.step);
   }
   replace_text_file(run.config_path(), config_text(config));

@@ -15,7 +15,7 @@
 StepFolder named_folder(const std::string& path);
 
 // Where a run begins: the run, or one of its step folders, that --resume names, and the checkpoint there.
-struct Beginning {
+struct ResumePoint {
   std::string run = {};  // runs/NAME, if it is the run that this process trains
   StepFolder step = {};  // path "": the newest
   bool own = false;      // it is that run
@@ -24,14 +24,14 @@ struct Beginning {
   std::unique_ptr<RunDir> run_dir = {};  // of rank 0; locks the run, so that the checkpoint stays as it was found
 };
 // Without the last two.
-Beginning resume_place(const std::string& resume, const std::string& name);
+ResumePoint named_resume_point(const std::string& resume, const std::string& name);
 
 // The checkpoint there, verified (training: as for read_checkpoint); none if the run has none yet. Prints which
 // are damaged, and sets the damaged ones aside in run_dir. A user_error if there are checkpoints but none is intact.
-std::optional<Checkpoint> resume_point(const Beginning& place, bool training);
+std::optional<Checkpoint> resume_checkpoint(const ResumePoint& point, bool training);
 
 // The settings of the checkpoint there, if it is at step `start` or its schedule began there.
-std::optional<Config> settings_at_start(const Beginning& place, int64_t start);
+std::optional<Config> settings_at_start(const ResumePoint& point, int64_t start);
 
 std::string checkpoint_before(const std::string& run, int64_t step);  // the newest one before `step`, "" if none
 
@@ -49,4 +49,4 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
 void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run);
 
 // Prepares the run's folder for the first step: empty, or as it was at the checkpoint.
-void begin_run(RunDir& run, bool overwrite, const Beginning& beginning, const Config& config);
+void begin_run(RunDir& run, bool overwrite, const ResumePoint& point, const Config& config);

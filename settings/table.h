@@ -51,8 +51,8 @@ struct ConfigRow {
   const char* automatic;  // nullptr, or the meaning of 0, "" or []: such a value is allowed as well
   const char* help;
   AtResume at_resume = AtResume::refused;
-  bool may_differ_between_ranks =
-      false;  // ranks may differ: results do not depend on the value, or the named files are compared
+  // results do not depend on the value, or the named files are compared
+  bool may_differ_between_ranks = false;
   const EffectiveWhen* effective_when = nullptr;  // nullptr: it always has an effect
 };
 std::vector<ConfigRow> config_rows(Config& config);

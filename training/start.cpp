@@ -54,27 +54,27 @@ static std::string name_in_runs(const std::string& folder) {
 void take_run_folder(Flags& flags) {
   if (!is_folder(flags.config)) return check_config_file(flags.config);
   std::string folder = flags.config == "latest" ? "./latest" : flags.config;
-  Beginning place = resume_place(folder, "");
-  place.run = named_folder(place.run).path;
-  if (flags.resuming && !place.step.path.empty())
+  ResumePoint point = named_resume_point(folder, "");
+  point.run = named_folder(point.run).path;
+  if (flags.resuming && !point.step.path.empty())
     user_error("command line: %s already names a checkpoint; omit --resume", folder.c_str());
-  flags.config = place.run + "/config.json";
+  flags.config = point.run + "/config.json";
   bool configured = is_there(flags.config);
-  if (!configured && is_there(place.run + "/metrics.jsonl"))
+  if (!configured && is_there(point.run + "/metrics.jsonl"))
     user_error("command line: %s has no config.json; name the configuration with which its files were made",
-               place.run.c_str());
+               point.run.c_str());
   if (!configured)
     user_error(
         "command line: %s is a folder, but there is no %s; name a configuration file, a run (runs/NAME) or one of its "
         "checkpoints (runs/NAME/step_N)",
         folder.c_str(), flags.config.c_str());
-  flags.run = name_in_runs(place.run);
+  flags.run = name_in_runs(point.run);
   auto names = [](const std::string& set) { return set.starts_with("name="); };
   if (flags.mode->writes_run && flags.run.empty() && std::none_of(flags.sets.begin(), flags.sets.end(), names))
     user_error(
         "command line: %s is not in runs/ of this folder, where its results would be written; start the program in the "
         "folder that holds its runs/, or name a run of this one (--set name=...)",
-        place.run.c_str());
+        point.run.c_str());
   if (!flags.resuming) flags.resuming = true, flags.resume = folder;
 }
 
@@ -96,7 +96,7 @@ Config load_config(const Flags& flags) {
   Config config = named_config(flags, flags.sets);
   int64_t start = config.optimizer.schedule_start;
   if (!flags.resuming || start == 0 || config.origins["optimizer.schedule_start"] != "--set") return config;
-  std::optional<Config> run = settings_at_start(resume_place(flags.resume, config.name), start);
+  std::optional<Config> run = settings_at_start(named_resume_point(flags.resume, config.name), start);
   if (!run) return config;
   // The run may have left the file's optimizer at an earlier start.
   std::vector<std::string> sets;
@@ -266,8 +266,8 @@ template <class Find> static std::optional<Checkpoint> agreed_point(Comm& comm, 
   return same;
 }
 
-Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm) {
-  Beginning found;
+ResumePoint find_resume_point(const Flags& flags, const Config& config, Comm& comm) {
+  ResumePoint found;
   bool training = flags.mode->makes_steps;
   std::string own = "runs/" + config.name;
   if (!flags.resuming && !training && config.init.empty() && !step_folders(own).empty())
@@ -276,7 +276,7 @@ Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm) {
         "init=DIR for other weights, or another name (--set name=...) for random ones",
         own.c_str());
   if (!flags.resuming) return found;
-  found = resume_place(flags.resume, config.name);
+  found = named_resume_point(flags.resume, config.name);
   const std::string& run = found.run;
   if (flags.overwrite && found.within)
     user_error(
@@ -285,7 +285,7 @@ Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm) {
         run.c_str());
   bool begun = found.own && is_folder(run);
   if (flags.is(Mode::train) && begun && comm.first()) found.run_dir = std::make_unique<RunDir>(config.name);
-  found.from = agreed_point(comm, training, [&] { return resume_point(found, training); });
+  found.from = agreed_point(comm, training, [&] { return resume_checkpoint(found, training); });
   if (!found.from && !(training && found.own))
     user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", run.c_str());
   if (!found.from) std::printf("%s has no checkpoint yet: starting afresh\n", run.c_str());

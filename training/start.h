@@ -48,4 +48,4 @@ std::unique_ptr<WindowReader> training_windows(const Config& config, const std::
 
 // Finds where --resume asks to start; all ranks find the same. A user_error if --resume names
 // nothing that can be resumed, or if random weights would be used instead of the run's checkpoints.
-Beginning find_beginning(const Flags& flags, const Config& config, Comm& comm);
+ResumePoint find_resume_point(const Flags& flags, const Config& config, Comm& comm);

@@ -303,21 +303,21 @@ TEST_F(Checkpoints, PlacesToResumeFrom) {
   write(20);
   std::string old = fs::current_path();
   fs::current_path(dir.path);
-  auto is = [](const Beginning& place, const std::string& run, int64_t step, const std::string& path, bool own) {
-    EXPECT_EQ(place.run, run);
-    EXPECT_EQ(place.step.step, step);
-    EXPECT_EQ(place.step.path, path);
-    EXPECT_EQ(place.own, own);
+  auto is = [](const ResumePoint& point, const std::string& run, int64_t step, const std::string& path, bool own) {
+    EXPECT_EQ(point.run, run);
+    EXPECT_EQ(point.step.step, step);
+    EXPECT_EQ(point.step.path, path);
+    EXPECT_EQ(point.own, own);
   };
-  is(resume_place("latest", "a"), "runs/a", 0, "", true);
-  is(resume_place("runs/a/", "a"), "runs/a", 0, "", true);
-  is(resume_place(run_path, "a"), "runs/a", 0, "", true);
-  is(resume_place(run_path, "b"), run_path, 0, "", false);
-  is(resume_place("runs/a/step_00000020/", "a"), "runs/a", 20, "runs/a/step_00000020", true);
-  is(resume_place("runs/a/step_00000020", "b"), "runs/a", 20, "runs/a/step_00000020", false);
+  is(named_resume_point("latest", "a"), "runs/a", 0, "", true);
+  is(named_resume_point("runs/a/", "a"), "runs/a", 0, "", true);
+  is(named_resume_point(run_path, "a"), "runs/a", 0, "", true);
+  is(named_resume_point(run_path, "b"), run_path, 0, "", false);
+  is(named_resume_point("runs/a/step_00000020/", "a"), "runs/a", 20, "runs/a/step_00000020", true);
+  is(named_resume_point("runs/a/step_00000020", "b"), "runs/a", 20, "runs/a/step_00000020", false);
   fs::copy("runs/a/step_00000020", "saved");
-  is(resume_place("saved", "a"), ".", 0, "saved", false);
-  EXPECT_TRUE(has(error_of([] { resume_place("saved/state.json", "a"); }), "is not a folder"));
+  is(named_resume_point("saved", "a"), ".", 0, "saved", false);
+  EXPECT_TRUE(has(error_of([] { named_resume_point("saved/state.json", "a"); }), "is not a folder"));
   fs::current_path(old);
 }
 
