@@ -107,14 +107,14 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
          master, m, v, grad, grad_scale, n, aligned, step_of(a));
 }
 
-__global__ void step_sums_kernel(float* sums, Strip strip, size_t begin, size_t end, const float* __restrict__ grad,
+__global__ void step_sums_kernel(float* sums, RowBlock block, size_t begin, size_t end, const float* __restrict__ grad,
                                  const float* __restrict__ master, const float* __restrict__ m,
                                  const float* __restrict__ v, AdamWStep s) {
   __shared__ float shared[ADAMW_THREADS / WARP];
   float squares[3] = {};
-  for (size_t n = blockIdx.x * size_t(ADAMW_THREADS) + threadIdx.x; n < strip.rows * strip.columns;
+  for (size_t n = blockIdx.x * size_t(ADAMW_THREADS) + threadIdx.x; n < block.rows * block.columns;
        n += gridDim.x * size_t(ADAMW_THREADS)) {
-    size_t i = strip.offset + n / strip.columns * strip.stride + n % strip.columns;
+    size_t i = block.offset + n / block.columns * block.stride + n % block.columns;
     if (i < begin || i >= end) continue;
     float values[3] = {grad[i], master[i], adamw_step(m[i], v[i], s)};
     for (int k = 0; k < 3; k++) squares[k] = fmaf(values[k], values[k], squares[k]);
@@ -126,9 +126,9 @@ __global__ void step_sums_kernel(float* sums, Strip strip, size_t begin, size_t 
   }
 }
 
-void add_step_sums(float* sums, const Strip& strip, size_t begin, size_t end, const float* grad, const float* master,
+void add_step_sums(float* sums, const RowBlock& block, size_t begin, size_t end, const float* grad, const float* master,
                    const float* m, const float* v, const AdamW& settings, cudaStream_t stream) {
-  LAUNCH(step_sums_kernel, dim3(STEP_SUM_BLOCKS), dim3(ADAMW_THREADS), 0, stream, sums, strip, begin, end, grad, master,
+  LAUNCH(step_sums_kernel, dim3(STEP_SUM_BLOCKS), dim3(ADAMW_THREADS), 0, stream, sums, block, begin, end, grad, master,
          m, v, step_of(settings));
 }
 

@@ -17,12 +17,12 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
                   const AdamW& settings, cudaStream_t stream);
 
 // A part of a flat array: rows of neighbouring elements, `stride` apart, the first at `offset`.
-struct Strip {
+struct RowBlock {
   size_t offset, rows, columns, stride;
 };
 inline constexpr int STEP_SUM_BLOCKS = 32;
 
 // sums [STEP_SUM_BLOCKS, 3] +=, to be added up: squares of the gradient, of the weight and of what the last update took
-// from it (without weight decay), over the strip's elements i with begin <= i < end. Element i of each array is at [i].
-void add_step_sums(float* sums, const Strip& strip, size_t begin, size_t end, const float* grad, const float* master,
+// from it (without weight decay), over the block's elements i with begin <= i < end. Element i of each array is at [i].
+void add_step_sums(float* sums, const RowBlock& block, size_t begin, size_t end, const float* grad, const float* master,
                    const float* m, const float* v, const AdamW& settings, cudaStream_t stream);

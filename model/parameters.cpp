@@ -141,14 +141,14 @@ void ParameterStore::update(const AdamW& settings) {
   else gather_shares(masters_);
 }
 
-std::array<double, 3> ParameterStore::step_squares(const std::vector<Strip>& strips, const AdamW& settings) {
+std::array<double, 3> ParameterStore::step_squares(const std::vector<RowBlock>& blocks, const AdamW& settings) {
   zero(step_sums_, 3 * STEP_SUM_BLOCKS, stream_);
-  for (const Strip& strip : strips)
+  for (const RowBlock& block : blocks)
     for (const Share& own : own_) {
-      size_t end = own.begin + own.size, strip_end = strip.offset + (strip.rows - 1) * strip.stride + strip.columns;
-      if (strip_end <= own.begin || strip.offset >= end) continue;
+      size_t end = own.begin + own.size, block_end = block.offset + (block.rows - 1) * block.stride + block.columns;
+      if (block_end <= own.begin || block.offset >= end) continue;
       ptrdiff_t shift = ptrdiff_t(own.at) - ptrdiff_t(own.begin);
-      add_step_sums(step_sums_, strip, own.begin, end, gradients_, masters_ + (rounds_ ? shift : 0), moment1_ + shift,
+      add_step_sums(step_sums_, block, own.begin, end, gradients_, masters_ + (rounds_ ? shift : 0), moment1_ + shift,
                     moment2_ + shift, settings, stream_);
     }
   std::vector<float> sums(3 * STEP_SUM_BLOCKS);

@@ -110,9 +110,9 @@ class ParameterStore {
   const float* clip(float largest);    // after comm.before(stream): the norm of all gradients, [1] on the device;
                                        // update() scales them down to the norm `largest`, 0: never
   void update(const AdamW& settings);  // on the stream after a snapshot's copy
-  // After update(settings) and before the next step: the squares of add_step_sums(), over all elements of some strips
+  // After update(settings) and before the next step: the squares of add_step_sums(), over all elements of some blocks
   // of the arrays and all ranks; the host waits. All ranks.
-  std::array<double, 3> step_squares(const std::vector<Strip>& strips, const AdamW& settings);
+  std::array<double, 3> step_squares(const std::vector<RowBlock>& blocks, const AdamW& settings);
 
   void init_random(uint64_t seed);  // as the table says; all ranks
   // out, values = [shape] on the host, which waits.

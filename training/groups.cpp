@@ -5,12 +5,12 @@
 
 #include "eval/diagnostics.h"
 
-using Groups = std::vector<std::pair<std::string, std::vector<Strip>>>;
+using Groups = std::vector<std::pair<std::string, std::vector<RowBlock>>>;
 
-static void add(Groups& groups, const std::string& name, const Strip& strip) {
-  for (auto& [known, strips] : groups)
-    if (known == name) return strips.push_back(strip);
-  groups.push_back({name, {strip}});
+static void add(Groups& groups, const std::string& name, const RowBlock& block) {
+  for (auto& [known, blocks] : groups)
+    if (known == name) return blocks.push_back(block);
+  groups.push_back({name, {block}});
 }
 
 static Groups groups_of(const std::vector<Tensor>& tensors) {
@@ -19,16 +19,16 @@ static Groups groups_of(const std::vector<Tensor>& tensors) {
     size_t after_layer = tensor.name.starts_with("h.") ? tensor.name.find('.', 2) + 1 : 0;
     std::string layer = tensor.name.substr(0, after_layer), part = tensor.name.substr(after_layer);
     std::string module = part.substr(0, part.rfind('.'));  // without .weight or .bias
-    Strip strip{tensor.offset, tensor.rows(), tensor.columns(), tensor.stride};
+    RowBlock block{tensor.offset, tensor.rows(), tensor.columns(), tensor.stride};
     if (module == "attn.c_attn") {
-      strip.columns /= 3;
+      block.columns /= 3;
       for (const char* name : {"attn.q", "attn.k", "attn.v"}) {
-        add(groups, layer + name, strip);
-        strip.offset += strip.columns;
+        add(groups, layer + name, block);
+        block.offset += block.columns;
       }
     } else {
       bool own = module == "wte" || module == "wpe" || module.find(".c_") != std::string::npos;
-      add(groups, layer + (own ? module : module.starts_with("ln_") ? "layernorm" : "other"), strip);
+      add(groups, layer + (own ? module : module.starts_with("ln_") ? "layernorm" : "other"), block);
     }
   }
   return groups;
@@ -36,8 +36,8 @@ static Groups groups_of(const std::vector<Tensor>& tensors) {
 
 void write_group_norms(Model& model, const AdamW& settings, int64_t step, MetricsLog& metrics) {
   nlohmann::ordered_json norms = nlohmann::ordered_json::object();
-  for (auto& [name, strips] : groups_of(model.parameters().tensors())) {
-    auto [gradient, weight, update] = model.parameters().step_squares(strips, settings);
+  for (auto& [name, blocks] : groups_of(model.parameters().tensors())) {
+    auto [gradient, weight, update] = model.parameters().step_squares(blocks, settings);
     auto number = [](double x) { return std::strtod(format("%.7g", x).c_str(), nullptr); };
     norms[name] = {number(std::sqrt(gradient)), number(std::sqrt(weight)),
                    weight > 0 ? number(std::sqrt(update / weight)) : NAN};
