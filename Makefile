@@ -82,7 +82,7 @@ else
   CODE := $(if $(filter ptx,$(BACKEND)),compute,sm)
   TARGETS = $(foreach a,$(ARCH),-gencode arch=compute_$(a),code=$(CODE)_$(a)) \
             $(foreach a,$(WITH_PTX),-gencode arch=compute_$(a),code=compute_$(a))
-  $(BUILD)/attention/hopper/%.cu.o $(patsubst %,$(BUILD)/%/hopper_%.cu.o,test/kernels test/attention dev/bench): \
+  $(BUILD)/attention/hopper/%.cu.o $(patsubst %,$(BUILD)/%/hopper_%.cu.o,test/kernels test/attention): \
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   # nvcc takes a comma for the beginning of another macro
   COMPILE_CU = $(NVCC) -std=c++20 -O3 -lineinfo $(TARGETS) $(subst $(COMMA),\\$(COMMA),$(DEFINES)) \
@@ -156,7 +156,7 @@ DIRTY = git diff --quiet HEAD -- ':!dev/bench/results' ':!docs/results' ':!*.md'
 COMMIT ?= $(shell git describe --always 2>/dev/null || echo unknown)$(shell $(DIRTY))
 $(BUILD)/version.h: FORCE
 	@mkdir -p $(@D); echo '#define PLUSGPT_VERSION "$(COMMIT)"' $(IF_NEW)
-$(BUILD)/main.cpp.o $(patsubst %,$(BUILD)/dev/bench/%_bench.cu.o,$(BENCHES) hopper): $(BUILD)/version.h
+$(BUILD)/main.cpp.o $(patsubst %,$(BUILD)/dev/bench/%_bench.cu.o,$(BENCHES)): $(BUILD)/version.h
 # The text of a Python file, as a C++ string: checkpoints carry it, wherever the program runs.
 $(BUILD)/modeling_plusgpt.inc: scripts/lib/modeling_plusgpt.py
 	@mkdir -p $(@D); { printf 'R"PYTHON('; cat $<; printf ')PYTHON"\n'; } > $@

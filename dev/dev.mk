@@ -29,7 +29,7 @@ TWO_KINDS := ATTN="softmax lssar"
 FEW_KINDS := $(if $(FULL),,$(TWO_KINDS) HEAD_DIM=64)
 ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64 FAMILIES=general \
   ROOMS="base kernels attention data settings ranks model emulation")
-UNWATCHED := $(if $(FULL),,settings training matmul_choices masks attention_reference reference hopper_ways)
+UNWATCHED := $(if $(FULL),,settings training matmul_choices masks attention_reference reference)
 THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
 check-asan:                        ## kernels and readers under AddressSanitizer + UBSan; planted bugs must be found
 	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests
@@ -44,7 +44,7 @@ $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS) 
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
 PTX_ARCH ?= 90
 override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
-PTX_TESTS := ptx $(if $(filter 90a,$(ARCH)),hopper hopper_ways) tensor_core attention maths kernels gate prepare \
+PTX_TESTS := ptx $(if $(filter 90a,$(ARCH)),hopper hopper_turns) tensor_core attention maths kernels gate prepare \
   matmul $(if $(FULL),model)
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed

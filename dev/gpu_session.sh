@@ -8,11 +8,10 @@
 #
 #   first      if there are only ten minutes: the trainer alone, ten steps of GPT-2 124M in bf16; then every kernel's
 #              tests, dry runs, make bench QUICK=1; an archive with all that a reader elsewhere needs to mend the code
-#   ask        the open questions of dev/bench/LOG.md: kernels with one change beside the kernels as they are
 #   far        the last of 131,072 rows of every kind of attention, against float64
 #   tests      builds for the GPU of this machine and runs every test program on it
 #   sanitize   small shapes of the kernels' tests under compute-sanitizer: memcheck, racecheck, synccheck
-#   bench      make bench, and its differences from the dev/bench/results/gpu.json of before
+#   bench      make bench, and its differences from the dev/bench/results/gpu.json of before; with ncu, each kernel's limit
 #   peers      the same model and attention in PyTorch (dev/bench_peers.py), beside ours
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
 #              at 1K to 16K on those of --val (scripts/sweep.py)
@@ -44,13 +43,13 @@ while [ $# -gt 0 ]; do
       case "$1" in --train) train_shards=$2 ;; --val) val_shards=$2 ;; *) tokens=$2 ;; esac
       shift ;;
     --rehearse) rehearse=1 ;;
-    first | ask | far | tests | sanitize | bench | peers | runs) parts+=("$1") ;;
+    first | far | tests | sanitize | bench | peers | runs) parts+=("$1") ;;
     *) stop "unknown argument \"$1\" (--help)" ;;
   esac
   shift
 done
 case $train_shards in '' | /*) ;; *) train_shards=$PWD/$train_shards ;; esac
-[ ${#parts[@]} -gt 0 ] || stop "name the parts to run: first ask far tests sanitize bench peers runs (--help)"
+[ ${#parts[@]} -gt 0 ] || stop "name the parts to run: first far tests sanitize bench peers runs (--help)"
 case "${rehearse:+rehearsed }${parts[*]}" in
   rehearsed*) ;;
   *runs*) [ "${train_shards:+1}${val_shards:+1}" = 11 ] || stop "runs needs --train GLOB and --val GLOB" ;;

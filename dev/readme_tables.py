@@ -86,7 +86,7 @@ def from_gpu(folder):
     stop(f"{folder} has no results of a GPU: its summary.md is missing, or a rehearsal's")
   made = {"speed": bench_table.speed, "peers": bench_table.peers, "front": bench_table.front, "runs": sweep_tables}
   sources = {"speed": "gpu.json" if "gpu.json" in files else "quick.json", "peers": "peers_gpu.json",
-             "front": "peers_gpu.json", "runs": "runs.json", "ask": "ask.md", "far": "far.md", "session": "summary.md"}
+             "front": "peers_gpu.json", "runs": "runs.json", "far": "far.md", "session": "summary.md"}
   filled = [name for name, file in sources.items() if file in files]
   for name in filled:
     path = os.path.join(folder, sources[name])

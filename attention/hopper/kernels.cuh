@@ -29,23 +29,21 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
   return dim3(std::min(most, (tiles * s.H * B + 1) / 2));
 }
 
-// OTHERWISE: consumers take turns where usually they do not, and the other way round, for tests and benchmarks.
-template <class Policy, int DIM, bool OTHERWISE = false>
+template <class Policy, int DIM>
 using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::IS_FORMULA), 1, 0,
-                               hopper_forward_in_turn(DIM, Policy::SWEEPS) != OTHERWISE>;
+                               hopper_forward_in_turn(DIM, Policy::SWEEPS)>;
 // The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24
 // bytes).
-template <class Policy, int DIM, bool OTHERWISE = false, class Mask = Causal>
+template <class Policy, int DIM, class Mask>
 using KeysTile =
-    HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::IS_FORMULA))),
-               2, Policy::ROW_VALUES, hopper_keys_in_turn(DIM) != OTHERWISE>;
+    HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::IS_FORMULA))), 2,
+               Policy::ROW_VALUES, hopper_keys_in_turn(DIM)>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
-template <class Policy, int DIM, bool OTHERWISE = false, class Mask = Causal>
-using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, Policy::IS_FORMULA && (Mask::ADDS || Policy::LEARNED)), 2,
-                               0, hopper_queries_in_turn(DIM, Policy::HEAVY) != OTHERWISE>;
+template <class Policy, int DIM, class Mask>
+using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, Policy::IS_FORMULA && (Mask::ADDS || Policy::LEARNED)), 2, 0,
+                               hopper_queries_in_turn(DIM, Policy::HEAVY)>;
 
-// Launchers of a kernel with any tile, for ForwardTile and the like and for what tests and benchmarks try.
-template <class Policy, class Tile, class Mask = Causal> void hopper_forward_by(const ForwardCall<bf16>& c) {
+template <class Policy, class Mask, class Tile> void hopper_forward_by(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.call, {c.out, c.qkv});
   int B = c.call.shape.B;
   LAUNCH((attention_forward_hopper_kernel<Policy, Mask, Tile>),
@@ -66,14 +64,6 @@ void hopper_backward_by(const char* name, Kernel kernel, const BackwardCall<bf16
                 Tile::SHARED_BYTES, c.call.stream, qkv_map(c.dqkv, shape, B), out_map(c.dout, shape, B),
                 qkv_map(c.qkv, shape, B), dz_sums, c.workspace, c.settings, shape, B, c.preparation);
 }
-template <class Policy, class Tile, class Mask = Causal> void hopper_keys_by(const BackwardCall<bf16>& c) {
-  hopper_backward_by<Tile>("attention_backward_keys_hopper_kernel",
-                           attention_backward_keys_hopper_kernel<Policy, Mask, Tile>, c, c.dz_sums.by_key);
-}
-template <class Policy, class Tile, class Mask = Causal> void hopper_queries_by(const BackwardCall<bf16>& c) {
-  hopper_backward_by<Tile>("attention_backward_queries_hopper_kernel",
-                           attention_backward_queries_hopper_kernel<Policy, Mask, Tile>, c, c.dz_sums.by_query);
-}
 
 template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) {
   if constexpr (hopper_widest(Policy::HEAVY, Mask::ADDS) == 128) with_width<64, 128>(D, f);
@@ -81,17 +71,21 @@ template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) 
 }
 
 // Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
-template <class Policy, class Mask = Causal, bool OTHERWISE = false> void hopper_forward(const ForwardCall<bf16>& c) {
-  with_hopper_width<Policy, Mask>(
-      c.call.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, ForwardTile<Policy, DIM, OTHERWISE>, Mask>(c); });
+template <class Policy, class Mask> void hopper_forward(const ForwardCall<bf16>& c) {
+  with_hopper_width<Policy, Mask>(c.call.shape.D,
+                                  [&]<int DIM>() { hopper_forward_by<Policy, Mask, ForwardTile<Policy, DIM>>(c); });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
-template <class Policy, class Mask = Causal, bool OTHERWISE = false> void hopper_backward(const BackwardCall<bf16>& c) {
+template <class Policy, class Mask> void hopper_backward(const BackwardCall<bf16>& c) {
   row_values<bf16, Policy, Mask>(c, backward_shape(c));
   with_hopper_width<Policy, Mask>(c.call.shape.D, [&]<int DIM>() {
-    hopper_keys_by<Policy, KeysTile<Policy, DIM, OTHERWISE, Mask>, Mask>(c);
-    hopper_queries_by<Policy, QueriesTile<Policy, DIM, OTHERWISE, Mask>, Mask>(c);
+    using Keys = KeysTile<Policy, DIM, Mask>;
+    hopper_backward_by<Keys>("attention_backward_keys_hopper_kernel",
+                             attention_backward_keys_hopper_kernel<Policy, Mask, Keys>, c, c.dz_sums.by_key);
+    using Queries = QueriesTile<Policy, DIM, Mask>;
+    hopper_backward_by<Queries>("attention_backward_queries_hopper_kernel",
+                                attention_backward_queries_hopper_kernel<Policy, Mask, Queries>, c, c.dz_sums.by_query);
   });
 }
 

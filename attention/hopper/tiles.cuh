@@ -36,10 +36,10 @@ constexpr HopperSize hopper_queries_size(int width, bool few_registers) {
   return {128, 4};                    // one sum, dq: registers for 128 keys
 }
 
-// Whether a kernel's consumers start their products in turn (Turns): the bits are the same, and
-// dev/bench/hopper_bench.cu measures which is faster. On an H200, at width 64, dK and dV of softmax take 0.92 of the
-// time in turn and lssar's kernels 0.87 to 1.00, but softmax's forward and dQ 1.01 to 1.04; at width 128 dK and dV take
-// 0.97 to 1.02, dQ up to 1.21. Lssa and kinds from files follow lssar; they were not measured.
+// Whether a kernel's consumers start their products in turn (Turns): the bits are the same. On an H200, at width 64,
+// dK and dV of softmax take 0.92 of the time in turn and lssar's kernels 0.87 to 1.00, but softmax's forward and dQ
+// 1.01 to 1.04; at width 128 dK and dV take 0.97 to 1.02, dQ up to 1.21 (dev/bench/LOG.md). Lssa and kinds from files
+// follow lssar; they were not measured.
 constexpr bool hopper_forward_in_turn(int width, int sweeps) { return width == 64 && sweeps == 2; }
 constexpr bool hopper_keys_in_turn(int width) { return width == 64; }
 constexpr bool hopper_queries_in_turn(int width, bool heavy) { return width == 64 && heavy; }

@@ -95,49 +95,6 @@ inline Seconds seconds(const std::function<void()>& run) {
   return {times[times.size() / 2], times.front(), times.back()};
 }
 
-// ---- trials: a thing as it is and with one change, measured in turns, so that a clock that wanders favours neither
-
-constexpr int TRIAL_TURNS = 5;
-
-// What is changed, and which times of changed / now were predicted (LOG.md has the reasons).
-struct Question {
-  std::string text, predicted;
-};
-
-inline void print_trial_head() {
-  printf(
-      "| question | predicted | changed / now (least to most) | answer | where | now, ms (least to most) | TFLOP/s "
-      "| changed, ms (least to most) | TFLOP/s | same bits |\n|---|---|---|---|---|---|---|---|---|---|\n");
-}
-// A row of that table. now and changed: seconds of one run; each is called once a turn. The answer is only "faster" or
-// "slower" if every turn says so. The times of the CPU layer say nothing about a GPU, so none is measured there.
-inline void print_trial(const Question& question, const std::string& where, double flops,
-                        const std::function<double()>& now, const std::function<double()>& changed,
-                        const std::string& same_bits) {
-  if (on_cpu) {
-    printf("| %s | %s | - | not measured on a CPU | %s | - | - | - | - | %s |\n", question.text.c_str(),
-           question.predicted.c_str(), where.c_str(), same_bits.c_str());
-    return;
-  }
-  struct Sorted {
-    std::vector<double> values;
-    void add(double x) { values.insert(std::upper_bound(values.begin(), values.end(), x), x); }
-    double median() const { return values[values.size() / 2]; }
-    std::string text(double unit) const {
-      return format("%.4g (%.4g to %.4g)", median() / unit, values.front() / unit, values.back() / unit);
-    }
-  } before, after, ratio;
-  for (int turn = 0; turn < TRIAL_TURNS; turn++) {
-    double a = now(), b = changed();
-    before.add(a), after.add(b), ratio.add(b / a);
-  }
-  const char* answer = ratio.values.back() < 1 ? "faster" : ratio.values.front() > 1 ? "slower" : "no difference seen";
-  printf("| %s | %s | %s | %s | %s | %s | %.0f | %s | %.0f | %s |\n", question.text.c_str(), question.predicted.c_str(),
-         ratio.text(1).c_str(), answer, where.c_str(), before.text(1e-3).c_str(), flops / before.median() * 1e-12,
-         after.text(1e-3).c_str(), flops / after.median() * 1e-12, same_bits.c_str());
-  fflush(stdout);
-}
-
 // ---- what the machine can do: the best of all runs, because a ceiling is what nothing else may exceed
 
 struct Ceilings {
@@ -232,14 +189,6 @@ inline void write_report(const std::string& path, const Json& report) {
 inline std::string option_value(int argc, char** argv, int& i) {
   if (i + 1 == argc) user_error("%s: %s needs a value", argv[0], argv[i]);
   return argv[++i];
-}
-
-inline int number_above_0(const char* program, const std::string& text) {
-  char* end;
-  long number = strtol(text.c_str(), &end, 10);
-  if (text.empty() || *end || number < 1 || number > 1 << 30)
-    user_error("%s: \"%s\" must be a whole number above 0.", program, text.c_str());
-  return int(number);
 }
 
 // main() of a benchmark program: exit codes as the trainer's.

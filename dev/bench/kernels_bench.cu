@@ -2,10 +2,8 @@
 // that must move over the measured copy rate, FLOPs over the measured product rate, whichever is longer), and the ratio
 // of the two. GPT-2 124M in bf16 on a GPU, the quick-start model in float32 on the CPU; the options choose otherwise.
 // Medians of repeated runs on random data with caches flushed; attention is softmax's and lssar's.
-//   build/BACKEND/bench_kernels [--gpu-shapes|--cpu-shapes] [--type fp32|bf16] [--threads N] [--json FILE]
-//                               [--workspaces A,B] [FILTER]...
-// FILTER: only lines whose names hold one of them. --workspaces: only the matrix products, with A and with B MiB of
-// workspace for cuBLASLt in turns.
+//   build/BACKEND/bench_kernels [--gpu-shapes|--cpu-shapes] [--type fp32|bf16] [--threads N] [--json FILE] [FILTER]...
+// FILTER: only lines whose names hold one of them.
 #include "dev/bench/bench.h"
 
 #include "attention/gate.cuh"
@@ -28,7 +26,6 @@ constexpr Model gpt2_124m = {"GPT-2 124M", 32, 1024, 768, 12, 3072, 50257},
 
 static cudaStream_t stream = nullptr;  // the one that seconds() watches
 static std::vector<std::string> filters;
-static std::vector<int> workspaces;
 static Ceilings ceilings;
 static Json rows = Json::array();
 
@@ -46,18 +43,6 @@ static void line(const std::string& name, bool is_bf16, double bytes, double flo
   auto in_name = [&](const std::string& filter) { return name.find(filter) != std::string::npos; };
   if (!filters.empty() && std::none_of(filters.begin(), filters.end(), in_name)) return;
   std::vector<std::string> launches = launches_of(run);
-  if (!workspaces.empty()) {
-    if (std::find(launches.begin(), launches.end(), "matmul") == launches.end()) return;
-    auto with = [&](int mib) {
-      return [&run, mib] {
-        matmul_workspace(size_t(mib) << 20);
-        return seconds(run).median;
-      };
-    };
-    print_trial({format("cuBLASLt, %d MiB of workspace for %d", workspaces[1], workspaces[0]), "1"}, name, flops,
-                with(workspaces[0]), with(workspaces[1]), "-");
-    return;
-  }
   Seconds time = seconds(run);
   double floor = ceilings.floor(bytes, flops, is_bf16);
   printf("| %s | %.1f (%.1f to %.1f) | %.1f | %.2f | %.1f | %.1f | %.1f%% |\n", name.c_str(), time.median * 1e6,
@@ -236,20 +221,14 @@ static void bench(int argc, char** argv) {
     else if (a == "--threads") set_cpu_threads(atoi(option_value(argc, argv, i).c_str()));
     else if (a == "--type") type = option_value(argc, argv, i);
     else if (a == "--json") json = option_value(argc, argv, i);
-    else if (a == "--workspaces") {
-      for (const std::string& mib : split(option_value(argc, argv, i), ','))
-        workspaces.push_back(number_above_0(argv[0], mib));
-      if (workspaces.size() != 2) user_error("%s: --workspaces needs two numbers of MiB, as in 32,256.", argv[0]);
-    } else if (a[0] != '-') filters.push_back(a);
+    else if (a[0] != '-') filters.push_back(a);
     else user_error("bench_kernels: unknown argument \"%s\"; its first lines say how to use it", a.c_str());
   }
   ceilings = measure_ceilings();
   printf("%s, %s\n\n", model.name, type.c_str());
-  if (!workspaces.empty()) print_trial_head();
-  else
-    printf(
-        "| kernel | us (least to most) | MB | GFLOP | GB/s | GFLOP/s | floor |\n"
-        "|---|---|---|---|---|---|---|\n");
+  printf(
+      "| kernel | us (least to most) | MB | GFLOP | GB/s | GFLOP/s | floor |\n"
+      "|---|---|---|---|---|---|---|\n");
   if (type == "fp32") measure<float>(model);
   else measure<bf16>(model);
   Json report = report_head(argc, argv, ceilings);

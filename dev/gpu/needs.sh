@@ -71,7 +71,7 @@ if [[ $not_there == *gtest* ]] ||
 fi
 command -v compute-sanitizer >/dev/null || lacks compute-sanitizer "all of the CUDA toolkit" "sanitize"
 command -v cuobjdump >/dev/null || lacks cuobjdump "all of the CUDA toolkit" "first: the machine code of what fails"
-command -v ncu >/dev/null || lacks ncu "NVIDIA Nsight Compute" "ask: which unit limits each kernel"
+command -v ncu >/dev/null || lacks ncu "NVIDIA Nsight Compute" "bench: which unit limits each kernel"
 for python in ${PYTHON:-} python3; do
   "$python" -c 'import importlib.util as util, sys; sys.exit(not util.find_spec("torch"))' 2>/dev/null || continue
   torch_python=$python

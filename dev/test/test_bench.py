@@ -75,24 +75,24 @@ class Tables(ScriptTest):
   def test_all_results_of_a_gpu_fill_their_tables(self):
     self.collect()
     self.write("README.md", "".join(f"<!-- table:{name}_gpu -->\nold\n<!-- /table -->\n"
-                                    for name in ("speed", "ask", "far", "session", "peers")))
+                                    for name in ("speed", "far", "session", "peers")))
     os.mkdir(self.out)
     fill = lambda code=0: self.run_script(self.path("dev/readme_tables.py"), "gpu", self.out, code=code)
     self.write("out/summary.md", "A REHEARSAL with build/cpu")
     fill(code=2)
     self.assert_error("has no results of a GPU")
-    for name in ("summary", "ask", "far"):
+    for name in ("summary", "far"):
       self.write(f"out/{name}.md", f"| {name} | new |\n")
     shutil.copy(self.path("dev/bench/results/cpu.json"), self.path("out/quick.json"))
-    self.assertEqual(fill(), "filled: speed, ask, far, session\n")
+    self.assertEqual(fill(), "filled: speed, far, session\n")
     self.assertFalse(os.path.exists(self.path("dev/bench/results/gpu.json")))  # a quick one is not kept
     os.rename(self.path("out/quick.json"), self.path("out/gpu.json"))
     fill()
     self.assertEqual(self.json_of("dev/bench/results/gpu.json"), self.result())
     with open(self.path("README.md"), encoding="utf-8") as file:
-      speed, ask, far, session, peers = re.findall(r"_gpu -->\n(.*?)\n<!-- /table", file.read(), re.DOTALL)
+      speed, far, session, peers = re.findall(r"_gpu -->\n(.*?)\n<!-- /table", file.read(), re.DOTALL)
     self.assertIn("| lssar | 10,240 |", speed)
-    self.assertEqual((ask, far, session, peers), ("| ask | new |", "| far | new |", "| summary | new |", "old"))
+    self.assertEqual((far, session, peers), ("| far | new |", "| summary | new |", "old"))
 
   def test_a_quick_measurement_does_not_replace_the_kept_one(self):
     paths = [self.write(name + ".json", json.dumps(part)) for name, part in self.parts.items()]
@@ -263,29 +263,6 @@ class Programs(ScriptTest):
     bad = subprocess.run([program, "--what"], capture_output=True, text=True)
     self.assertEqual((bad.returncode, "--what" in bad.stderr), (2, True))
 
-  def test_workspaces_of_matrix_products(self):
-    program = self.program("bench_kernels")
-    done = subprocess.run([program, "--workspaces", "32,256", "mlp forward", "logits", "adamw"], capture_output=True,
-                          text=True, check=True, timeout=120)
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if " measured on a CPU " in line]
-    self.assertEqual([(row[0], row[4]) for row in rows],
-                     [("cuBLASLt, 256 MiB of workspace for 32", name) for name in (
-                         "mlp forward + bias", "mlp forward + bias, gelu", "logits", "logits dinput",
-                         "logits dweight")])
-    bad = subprocess.run([program, "--workspaces", "32"], capture_output=True, text=True)
-    self.assertEqual((bad.returncode, "32,256" in bad.stderr), (2, True))
-
-  def test_changed_hopper_kernels_give_the_same_bits(self):
-    program = self.program("bench_hopper")
-    done = subprocess.run([program, "1,300"], capture_output=True, text=True, check=True, timeout=120)
-    rows = [line for line in done.stdout.splitlines() if re.search(r"D \d+, T \d+", line)]
-    self.assertEqual(len(rows), 2 * (18 + 4))
-    for row in rows:  # another kind's bits are others
-      self.assertRegex(row, r"\| [\d.]+ to [\d.]+ \| - \| not measured on a CPU \| .* \| %s \|$" %
-                       ("-" if "FoX" in row else "yes"))
-    bad = subprocess.run([program, "1,x"], capture_output=True, text=True)
-    self.assertEqual((bad.returncode, '"x"' in bad.stderr), (2, True))
-
 
 class Peers(ScriptTest):
   """With the PyTorch of PYTHON_TORCH, or else of this Python."""
@@ -446,7 +423,7 @@ sys.exit(wrong is not None and wrong not in skipped and chosen in ("*", wrong))
     os.chmod(program, 0o755)
     environment = {**os.environ, "PATH": self.path("bin") + ":" + os.environ["PATH"], "OUT": self.out,
                    "BUILD": self.path("build"), "SCRATCH": self.path("scratch"), "DEPS": self.path("deps")}
-    command = ["bash", os.path.join(DEV, "gpu_session.sh"), "--rehearse", "far", "ask"]
+    command = ["bash", os.path.join(DEV, "gpu_session.sh"), "--rehearse", "far", "bench"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as session:
       while not os.path.exists(pid):
         self.assertIsNone(session.poll())
@@ -611,16 +588,6 @@ for step in 1 2 3 4 5; do echo '{{"type": "train", "tokens_per_s": 9, "loss": 1}
     self.session("far", code=1, BUILD=self.path("build/cuda"))
     self.assertEqual([line.split(" -I")[0] for line in self.made()],
                      [f"BUILD={quick} HEAD_DIM=64 NCCL=0 {ptx}{quick}/test_far" for ptx in ("WITH_PTX= ", "")])
-
-  def test_questions_and_answers(self):
-    os.mkdir(self.path("build"))
-    table = "| question | answer |\n|---|---|\n"
-    self.program("../build/bench_kernels", f'echo "{table}| $* | faster |"')
-    self.program("../build/bench_hopper", f'echo "{table}| fence | slower |"; exit 1')
-    self.program("ncu", "exit 7")
-    self.session("--rehearse", "ask", code=1)
-    self.assertIn(table + "| --workspaces 32,256 | faster |\n| fence | slower |\n\n", self.output)
-    self.assertIn("| FAILED | bench_hopper: exit 1; ncu: exit 7 |", self.output)
 
   def test_a_build_that_fails_does_not_keep_other_parts_from_running(self):
     self.program("compute-sanitizer", self.clean)
