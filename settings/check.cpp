@@ -1,7 +1,6 @@
 // Derived values, and the rules between keys.
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <set>
 
 #include "base/error.h"
@@ -30,11 +29,6 @@ std::string source_of(const Config& c, const std::vector<const char*>& keys) {
 
 static void complete(Config& c) {
   auto& m = c.model;
-  if (c.name.empty()) {
-    c.name = c.file.empty() ? "run" : std::filesystem::path(c.file).stem().string();
-    if (c.name == ".json") c.name.clear();
-    c.origins["name"] = "the file's name";
-  }
   if (m.head_dim == 0) {
     if (m.channels % m.heads != 0)
       refuse(source_of(c, {"model.channels", "model.heads"}),
@@ -120,7 +114,7 @@ static const Rule RULES[] = {
      std::string rule = of_step ? "is the name of a checkpoint's folder; give the run another" :
          "must be a plain folder name: 1 to 200 bytes of UTF-8, no slash, no control characters";
      auto origin = c.origins.find("name");
-     bool by_file = origin != c.origins.end() && origin->second == "the file's name";
+     bool by_file = origin != c.origins.end() && origin->second.starts_with("the file's name");
      return rule + (by_file ? "; it comes from the file's name: give another with --set name=..." : "");
    }},
   {"eval.rope_scaling", {"model.position"}, [](const Config& c) -> std::string {

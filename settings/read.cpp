@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -206,8 +207,11 @@ class Reader {
       if (!member.key().starts_with("_")) errors.attempt([&] { read_member(prefix, member.key(), member.value()); });
   }
 
-  void read_set(const std::string& text) {
-    errors.attempt([&] { read_assignment(text); });
+  // After the file.
+  void read_sets(const std::vector<std::string>& sets) {
+    if (auto variant = given.find("attention.variant"); variant != given.end() && variant->second.value.is_string())
+      variant_of_file = variant->second.value;
+    for (auto& set : sets) errors.attempt([&] { read_assignment(set); });
   }
 
   void apply() {
@@ -222,6 +226,7 @@ class Reader {
     for (auto& key : keys)  // in the table's order, so that the errors' order does not depend on the file's
       if (given.contains(key) && key != "attention.variant") take(key, given.at(key));
     errors.report();
+    if (config.name.empty()) name_run();
   }
 
  private:
@@ -307,6 +312,19 @@ class Reader {
     });
   }
 
+  // A run is named after its file. With another variant than the file's, that takes the place of the file's at the end
+  // of the name, or follows it: gpt2_124m_softmax is gpt2_124m_lssar then, and quickstart quickstart_lssar.
+  void name_run() {
+    std::string& name = config.name;
+    name = file.empty() ? "run" : std::filesystem::path(file).stem().string();
+    if (name == ".json") name.clear();
+    config.origins["name"] = "the file's name";
+    if (file.empty() || name.empty() || config.variant == variant_of_file) return;
+    if (name.ends_with("_" + variant_of_file)) name.resize(name.size() - variant_of_file.size() - 1);
+    name += "_" + config.variant;
+    config.origins["name"] = "the file's name, and --set";
+  }
+
   // The value that this variant gives to each key that any variant changes. Empty for an unknown variant.
   std::map<std::string, json> meaning_of(const json& name) {
     std::map<std::string, json> meaning;
@@ -341,6 +359,7 @@ class Reader {
   Config& config;
   std::string file;
   bool of_file = false;  // the settings of a run with a kind that is a file
+  std::string variant_of_file = config.variant;
   std::vector<ConfigRow> rows;
   std::map<std::string, size_t> index;
   std::vector<std::string> keys;
@@ -379,7 +398,7 @@ Config config_from_json(const json& root, const std::string& file, const std::ve
   config.trains = trains;
   Reader reader(config, file);
   reader.read_object(root, "");
-  for (auto& set : sets) reader.read_set(set);
+  reader.read_sets(sets);
   reader.apply();
   complete_and_check(config);
   return config;

@@ -116,7 +116,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
   constexpr AtResume may_change = AtResume::free, compared = AtResume::compared;
   constexpr bool may_differ = true;
   return {
-    {"name", &c.name, "", "the file's name, without .json", "the run's name: output goes to runs/NAME; no slash",
+    {"name", &c.name, "", "the file's name, with --set's variant", "the run's name: output goes to runs/NAME; no slash",
      may_change, may_differ},
     {"seed", &c.seed, "[0, 18446744073709551615]", no, "seed of the initial weights, the data order and sampling"},
     {"init", &c.init, "", no,

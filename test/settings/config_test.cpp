@@ -240,6 +240,21 @@ TEST(Config, TheNameIsTheFilesUnlessGiven) {
   EXPECT_EQ(parse_config(R"({"name": "b"})", "a.json").name, "b");
   EXPECT_EQ(parse_config(R"({"name": "b"})", "a.json", {"name=c"}).name, "c");
 }
+TEST(Config, TheNameSaysTheVariantOfSet) {
+  auto name = [](std::string variant, std::string file, std::string text = "{}") {
+    return parse_config(text, file, {"attention.variant=" + variant}).name;
+  };
+  EXPECT_EQ(name("lssa", "configs/gpt2_124m_softmax.json"), "gpt2_124m_lssa");
+  EXPECT_EQ(name("softmax", "configs/gpt2_124m_softmax.json"), "gpt2_124m_softmax");
+  EXPECT_EQ(name("lssa", "configs/quickstart.json"), "quickstart_lssa");
+  std::string gated = R"({"attention": {"variant": "softplus_gated"}})";
+  EXPECT_EQ(name("lssa", "a_softplus_gated.json", gated), "a_lssa");
+  EXPECT_EQ(name("lssa", "b_gated.json", gated), "b_gated_lssa");
+  EXPECT_EQ(name("null", "a_softplus_gated.json", gated), "a_softmax");
+  EXPECT_EQ(name("softplus_gated", "a_softplus_gated.json", gated), "a_softplus_gated");
+  EXPECT_EQ(parse_config(gated, "c.json").name, "c");
+  EXPECT_EQ(name("lssa", "a_softmax.json", R"({"name": "b"})"), "b");
+}
 
 TEST(Config, SetParsesByType) {
   Config c =
