@@ -4,9 +4,9 @@
 // The text names the key or file, the value found, what is allowed and the fix. warn() prints a line to standard error
 // and returns.
 #pragma once
-#include <cstdarg>
 #include <stdexcept>
-#include <string>
+
+#include "base/format.h"
 
 struct UserError : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -14,10 +14,6 @@ struct UserError : std::runtime_error {
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-std::string vformat(const char* fmt, va_list args);
-// printf into a string, because g++ 11 and 12 lack std::format.
-__attribute__((format(printf, 1, 2))) std::string format(const char* fmt, ...);
 
 [[noreturn]] __attribute__((format(printf, 1, 2))) void user_error(const char* fmt, ...);
 [[noreturn]] __attribute__((format(printf, 1, 2))) void failure(const char* fmt, ...);

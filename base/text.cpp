@@ -27,30 +27,6 @@ std::string shell_quoted(const std::string& text) {
 
 std::string source_tag(const std::string& file) { return file.empty() ? "" : format("  [%s]", file.c_str()); }
 
-// The bytes of the control character at text[i], or 0: one of ASCII, or U+0080 to U+009F in UTF-8.
-static size_t control_bytes(std::string_view text, size_t i) {
-  auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0; };
-  if (byte(i) < 32 || byte(i) == 127) return 1;
-  return byte(i) == 0xC2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xA0 ? 2 : 0;
-}
-
-bool has_control_characters(std::string_view text) {
-  for (size_t i = 0; i < text.size(); i++)
-    if (control_bytes(text, i) > 0) return true;
-  return false;
-}
-
-std::string printable(std::string_view text) {
-  std::string shown;
-  size_t escaped = 0;  // bytes still to be escaped
-  for (size_t i = 0; i < text.size(); i++) {
-    if (escaped == 0 && text[i] != '\n') escaped = control_bytes(text, i);
-    if (escaped == 0) shown += text[i];
-    else shown += format("\\x%02x", static_cast<unsigned char>(text[i])), escaped--;
-  }
-  return shown;
-}
-
 std::string shortened(std::string text, size_t bytes) {
   if (text.size() <= bytes) return text;
   while (bytes > 0 && is_utf8_continuation(text[bytes])) bytes--;

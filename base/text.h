@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/format.h"
+
 std::string duration_text(double seconds);  // 43s, 12m05s, 1h34m, 2d03h
 std::string count_text(double count);       // 999, 52.4K, 1.76M, 10.0G
 std::string bytes_text(double bytes);       // 512 B, 1.2 GiB
@@ -22,6 +24,3 @@ std::string source_tag(const std::string& file);
 // The first `bytes` bytes of the text, then "..."; the cut is between characters. For quoting user input in errors.
 std::string shortened(std::string text, size_t bytes = 80);
 std::string shell_quoted(const std::string& text);  // as one word of a command that a person may copy into a shell
-// Control characters are those that a terminal may obey: those of ASCII, and U+0080 to U+009F.
-bool has_control_characters(std::string_view text);
-std::string printable(std::string_view text);  // with them, but \n, as \x1b

@@ -66,7 +66,7 @@ $(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
 # Fuzzing of the readers of untrusted bytes, with clang's libFuzzer. New inputs go to build/fuzz/NAME_corpus.
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors tasks
-FUZZ_SOURCES := $(addsuffix .cpp,attention/kinds $(addprefix base/,error json text file checksum) \
+FUZZ_SOURCES := $(addsuffix .cpp,attention/kinds $(addprefix base/,error format json text file checksum) \
   $(addprefix settings/,table kind_keys layers read check show) checkpoint/safetensors data/shards data/benchmark_file)
 FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(SANITIZER_asan) -I. -I$(BUILD) $(KIND_NAMES)
 build/fuzz/attention/kinds.o: $(BUILD)/kinds.inc
