@@ -1,8 +1,8 @@
-// A test's knob: of each kernel that is launched, and of attention's forward pass with oneDNN, only the first blocks
-// run. The others' results stay unwritten.
+// A test's knob: of everything that the pool runs, such as the blocks of a kernel, only the first. The results of the
+// others stay unwritten.
 #pragma once
 #include <stdint.h>
 
 namespace cpu {
-extern uint64_t most_blocks;
+extern int64_t most_blocks;
 }

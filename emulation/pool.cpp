@@ -1,4 +1,5 @@
 #include "emulation/pool.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 #include "base/error.h"
+#include "emulation/blocks.h"
 #include "emulation/fiber.h"
 #include "emulation/machine.h"
 #include "emulation/processor.h"
@@ -187,6 +189,8 @@ void set_pool_threads(int n) {
   pool.start(effective(n));
 }
 
+int64_t most_blocks = INT64_MAX;
+
 void pool_run(int64_t n, Task task, void* context) {
   if (inside_task) {
     for (int64_t i = 0; i < n; ++i) task(context, i);
@@ -194,7 +198,7 @@ void pool_run(int64_t n, Task task, void* context) {
   }
   std::lock_guard lock(pool.host_mutex);
   if (pool.threads == 0) pool.start(effective(0));
-  pool.run(n, task, context);
+  pool.run(std::min(n, most_blocks), task, context);
 }
 
 }  // namespace cpu

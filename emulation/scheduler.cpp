@@ -1,5 +1,4 @@
 #include "emulation/scheduler.h"
-#include "emulation/blocks.h"
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -433,8 +432,6 @@ void check(const Launch& l) {
             max_shared_bytes);
 }
 
-uint64_t most_blocks = UINT64_MAX;
-
 void run(const Launch& l) {
   check(l);
   if (self != &host_thread) failure("kernel %s: launched from inside kernel %s", l.name, here.worker->kernel);
@@ -450,7 +447,7 @@ void run(const Launch& l) {
     for (job.step = job.shift % job.blocks; std::gcd(job.step, job.blocks) != 1;) ++job.step;
   }
   pool_run(
-      static_cast<int64_t>(std::min(job.blocks, most_blocks)),
+      static_cast<int64_t>(job.blocks),
       [](void* context, int64_t index) {
         const Job& job = *static_cast<const Job*>(context);
         static thread_local std::unique_ptr<Worker> worker;

@@ -16,7 +16,6 @@
 
 #include "attention/heads.cuh"
 #include "attention/policy.cuh"
-#include "emulation/blocks.h"
 #include "emulation/onednn.h"
 #include "emulation/pool.h"
 #include "emulation/streams.h"
@@ -302,9 +301,8 @@ template <class Policy> void onednn_forward(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.call, {c.out, c.qkv});
   ProfileScope scope("attention_forward_onednn", c.call.stream);
   int tiles = (shape.T + SIDE - 1) / SIDE, heads = c.call.shape.B * shape.H;
-  int64_t tasks = int64_t(std::min(uint64_t(tiles) * heads, cpu::most_blocks));
   cpu::put_on(c.call.stream, [=, B = c.call.shape.B] {
-    cpu::parallel_for(tasks, [&](int n) {  // the tiles with the most keys first
+    cpu::parallel_for(int64_t(tiles) * heads, [&](int n) {  // the tiles with the most keys first
       forward_tile<Policy, Biased>(c, shape, B, n % heads / shape.H, n % shape.H, (tiles - 1 - n / heads) * SIDE);
     });
   });

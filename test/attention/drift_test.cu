@@ -16,9 +16,9 @@
 
 #ifdef PLUSGPT_CPU
 #include "emulation/blocks.h"
-static void run_blocks(uint64_t most) { cpu::most_blocks = most; }
+static void run_blocks(int64_t most) { cpu::most_blocks = most; }
 #else
-static void run_blocks(uint64_t) {}
+static void run_blocks(int64_t) {}
 #endif
 
 namespace {
@@ -104,7 +104,7 @@ Drift drift_of_output(Kind kind, const char* family, TensorCore core, int T) {
   DeviceArray<bf16> x(qkv), out(shape.out_size());
   run_blocks(1);
   attention_forward<bf16>(out, nullptr, x, s.call<bf16>(shape), false);
-  run_blocks(UINT64_MAX);
+  run_blocks(INT64_MAX);
   std::vector<bf16> got = out.download();
 
   auto wide = widen<Exact>(qkv);

@@ -18,9 +18,9 @@
 
 #ifdef PLUSGPT_CPU
 #include "emulation/blocks.h"
-static void run_blocks(uint64_t most) { cpu::most_blocks = most; }
+static void run_blocks(int64_t most) { cpu::most_blocks = most; }
 #else
-static void run_blocks(uint64_t) {}
+static void run_blocks(int64_t) {}
 #endif
 
 namespace {
@@ -90,7 +90,7 @@ template <class T> class LastRows {
       if (on_cpu) call.spare_multiprocessors = -shape_.T;
       run_blocks(shape_.T % 32 && shape_.T > 32 ? 2 : 1);
       attention_forward<T>(out, nullptr, x, call, false);
-      run_blocks(UINT64_MAX);
+      run_blocks(INT64_MAX);
       std::vector<T> got = last(out.download());
       std::string what = format("%s, %s, last rows of %d", name_.c_str(), family.name, shape_.T);
       expect_close(what, got, expected, plain, u<T>);
