@@ -1,5 +1,5 @@
-// The policies of formulas (score.h): f by softmax, by its sum, or as it is. The gradient of a score is that of f, as for
-// the kinds with a policy of their own, times f's slope. f is computed from a score where its position is known:
+// The policies of formulas (score.h): f by softmax, by its sum, or as it is. The gradient of a score is that of f, as
+// for the kinds with a policy of their own, times f's slope. f is computed from a score where its position is known:
 // in the forward pass by score(), before the row's maximum is taken, in the backward pass by grad(). The weight and the
 // gradient of a masked score are 0, whatever f makes of it.
 #pragma once

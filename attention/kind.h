@@ -27,8 +27,8 @@
 
 #define KIND(NAME) struct kind_##NAME : KindDefaults
 
-// 2^x is cheaper than e^x: softplus(z) / ln 2 = log2(1 + 2^(z / ln 2)), and weights softplus(z) / S do not depend on the
-// unit of softplus.
+// 2^x is cheaper than e^x: softplus(z) / ln 2 = log2(1 + 2^(z / ln 2)), and weights softplus(z) / S do not depend on
+// the unit of softplus.
 constexpr double LN_2 = 0.69314718055994531;
 
 struct KindDefaults {

@@ -26,7 +26,8 @@
 //   learned     may be left out. Numbers that each head of each layer learns, without weight decay, with the value that
 //               they begin with; in f they are at.learned[0], [1] ...; at most four numbers, fixed and learned
 //   pytorch     may be left out: f in Python, of z, i, j, n, head, heads, context and the numbers by their names, with
-//               which a checkpoint opens in transformers. check-kind compares it with f if PYTHON=... has both libraries
+//               which a checkpoint opens in transformers. check-kind compares it with f if PYTHON=... has both
+//               libraries
 //   f           of z, a score that the row sees: q . k after attention.qk_norm, scale and bias. Masked scores get no
 //               weight, whatever f makes of them. at: i and j of query and key, from 1; n, the keys that row i sees;
 //               head of heads, from 1

@@ -47,8 +47,8 @@ struct KindRow {
   int first_parameter;  // in AttentionSettings::parameters
   // to [MOST_PARAMETERS] = what its kernels read of its parameters and initial learned numbers
   void (*numbers)(const double* parameters, float* to);
-  // Of a formula (score.h), else nullptr: value of f and its slopes by z and by the learned numbers, in double; in float,
-  // as a naive formula computes them.
+  // Of a formula (score.h), else nullptr: value of f and its slopes by z and by the learned numbers, in double; in
+  // float, as a naive formula computes them.
   void (*exact)(double z, const ScorePosition&, double& value, double* slopes);
   void (*naive)(float z, const ScorePosition&, float& value, float* slopes);
   bool is_formula() const { return exact; }

@@ -11,7 +11,8 @@
 #   far        the last of 131,072 rows of every kind of attention, against float64
 #   tests      builds for the GPU of this machine and runs every test program on it
 #   sanitize   small shapes of the kernels' tests under compute-sanitizer: memcheck, racecheck, synccheck
-#   bench      make bench, and its differences from the dev/bench/results/gpu.json of before; with ncu, each kernel's limit
+#   bench      make bench, and its differences from the dev/bench/results/gpu.json of before; with ncu, what limits each
+#              kernel
 #   peers      the same model and attention in PyTorch (dev/bench_peers.py), beside ours
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
 #              at 1K to 16K on those of --val (scripts/sweep.py)

@@ -36,12 +36,12 @@ using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Pol
 // bytes).
 template <class Policy, int DIM, class Mask>
 using KeysTile =
-    HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::IS_FORMULA))), 2,
-               Policy::ROW_VALUES, hopper_keys_in_turn(DIM)>;
+    HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::IS_FORMULA))),
+               2, Policy::ROW_VALUES, hopper_keys_in_turn(DIM)>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
 template <class Policy, int DIM, class Mask>
-using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, Policy::IS_FORMULA && (Mask::ADDS || Policy::LEARNED)), 2, 0,
-                               hopper_queries_in_turn(DIM, Policy::HEAVY)>;
+using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, Policy::IS_FORMULA && (Mask::ADDS || Policy::LEARNED)), 2,
+                               0, hopper_queries_in_turn(DIM, Policy::HEAVY)>;
 
 template <class Policy, class Mask, class Tile> void hopper_forward_by(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.call, {c.out, c.qkv});
