@@ -17,8 +17,9 @@ try:
   import transformers
   import numpy  # noqa: F401: without it the next would end the tests
   from lib import compare_transformers
-  from lib.modeling_plusgpt import PlusGPTConfig, PlusGPTLMHeadModel, bias
-  from lib import formula  # noqa: F401: adds the kinds of the tree
+  from lib.modeling_plusgpt import FORMULAS, PlusGPTConfig, PlusGPTLMHeadModel, bias
+  from lib import formula
+  FORMULAS.update(formula.FORMULAS)  # the kinds of the tree
 except ImportError:
   torch = None
 
