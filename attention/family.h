@@ -25,6 +25,8 @@ struct KernelSettings {
   bool learned_in_bf16 = false;
   float* learned_sums = nullptr;
 
+  // Of which row i sees the first i at most.
+  __host__ __device__ float most_keys() const { return float(window + sink_tokens); }
   template <class File> __host__ __device__ typename File::Numbers numbers_of() const {
     typename File::Numbers own;
     memcpy(&own, numbers, sizeof(own));

@@ -36,7 +36,7 @@ template <class Maths> struct DeviceFunctions {
 template <class File, class Maths> struct Formula : FormulaOf<File, DeviceFunctions<Maths>> {
   using Base = FormulaOf<File, DeviceFunctions<Maths>>;
   float most;  // keys that a row sees
-  __device__ Formula(const KernelSettings& s, int h) : most(s.window + s.sink_tokens) {
+  __device__ Formula(const KernelSettings& s, int h) : most(s.most_keys()) {
     this->head = h + 1, this->heads = s.heads;
     for (int n = 0; n < MOST_PARAMETERS; n++) this->numbers[n] = s.numbers[n];
     for (int l = 0; l < Base::LEARNED; l++)

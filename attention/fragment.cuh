@@ -97,6 +97,20 @@ __device__ __forceinline__ void score_formula(float (&z)[M][N][4], const Policy&
   });
 }
 
+// The first sweep over the scores that a lane has of query i, from 0, in a tile of keys from j0 on: N / 2 pairs of
+// neighbouring columns. seen: how many of the query's scores the lane has had, with these.
+template <class Policy, int N>
+__device__ __forceinline__ void first_sweep_row(const Policy& policy, const float (&z)[N], int seen, float* sums, int i,
+                                                int j0, const Fragment& mine) {
+  if constexpr (Policy::PLACES) {
+    float first = float(j0 + mine.column(0) + 1);
+#pragma unroll
+    for (int n = 0; n < N; n++) policy.first_sweep(z[n], sums, float(i + 1), mine.column(first, n / 2, n % 2));
+  } else {
+    policy.first_sweep_tile(z, seen, sums);
+  }
+}
+
 // With a bias: to[row] = the sum of dz of each of the warp's held rows, of which the four lanes of a row have parts.
 template <int M>
 __device__ __forceinline__ void store_dz_sums(float* to, int held0, int T, float (&sums)[M][2],

@@ -19,6 +19,10 @@
 //   row_for_backward(n, saved, dots, row =)               // dots: dO . output, for each of OUTPUTS
 //   for each key: grad(z, dp, row, p =, dz =)             // dp: dO . v; p: the weight; dz: the score's gradient
 //                 or, with FROM_WEIGHT, p = weight(z, row) before dp is known, then dz = grad(p, dp, row)
+//                 with LEARNED, for dQ: add_learned(sums +=, z, dp, row, i, j)   // sums: [LEARNED], over the keys
+//
+// With PLACES first_sweep(), weigh() and grad() take the place of the score as their last arguments, i of the query and
+// j of the key, floats from 1. Then n is fminf(i, most), where the constructor keeps most = settings.most_keys().
 //
 // The constructor, Policy(settings, sink, head), runs on the device, once for each head. Constants of a policy:
 //
@@ -27,9 +31,10 @@
 //   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
 //   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
 //   HEAVY       registers that grad() needs: 0 few, 1 with slopes, 2 with any power
-//   FROM_WEIGHT grad() takes the weight in place of the score
-//   IS_FORMULA     the weights are of score(z, i, j) in place of z, and grad() takes i and j too, from 1 (formula.cuh)
-//   LEARNED     numbers of the score that are learned; add_learned() sums their gradients
+//   FROM_WEIGHT grad() takes the weight in place of the score; not with PLACES or LEARNED, which need the score
+//   PLACES      as above; first_sweep_tile() is not called
+//   IS_FORMULA  the weights are of score(z, i, j) in place of z, and grad() takes i and j too, from 1 (formula.cuh)
+//   LEARNED     how many numbers each head learns: the kind's `learned`. The constructor reads them by learned_number()
 //   Evaluation  a type: the policy of a forward pass that no backward pass follows
 //   SUMS, CONSTANTS, SAVED, ROW_VALUES   lengths of the arrays sums, constants, saved (kept by the forward pass) and
 //               row (read by the backward kernels); kernels give each array one element more, so that none is empty
@@ -57,14 +62,14 @@ template <class Policies, class Call, class F> void with_policy_and_mask(const C
 // Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
-  static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false, IS_FORMULA = false;
+  static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false, PLACES = false, IS_FORMULA = false;
   static constexpr int HEAVY = 0, LEARNED = 0;
   enum { SUMS };
   enum { CONSTANTS };
   enum { SAVED };
   enum { ROW_VALUES };
   __device__ void start_sweep(int, int, float*, bool) const {}
-  __device__ void first_sweep(float, float*) const {}
+  __device__ void first_sweep(float, float*, float = 0, float = 0) const {}
   template <int N> __device__ void first_sweep_tile(const float (&)[N], int, float*) const {}
   __device__ void row_constants(int, const float*, float*) const {}
   __device__ float rescale(float*, float) const { return 1; }
@@ -79,13 +84,30 @@ __device__ inline float learned_number(const KernelSettings& s, int l, int h, fl
   return s.learned_in_bf16 ? to_float(static_cast<const bf16*>(all)[h]) : static_cast<const float*>(all)[h];
 }
 
+// Whether any function of a policy takes i and j, which need registers.
+template <class Policy> constexpr bool BY_PLACE = Policy::PLACES || Policy::IS_FORMULA;
+
+// first_sweep() and weigh() of the score of query i and key j, from 1, in either form.
+template <class Policy>
+__device__ __forceinline__ void look_at_score(const Policy& policy, float z, float* sums, float i, float j) {
+  if constexpr (Policy::PLACES) policy.first_sweep(z, sums, i, j);
+  else policy.first_sweep(z, sums);
+}
+template <class Policy>
+__device__ __forceinline__ void weigh_score(const Policy& policy, float z, const float* constants, float* sums,
+                                            float* weights, float i, float j) {
+  if constexpr (Policy::PLACES) policy.weigh(z, constants, sums, weights, i, j);
+  else policy.weigh(z, constants, sums, weights);
+}
+
 // p and dz of the score of query i and key j, from 1, with any form of grad(); finish_gradient(): from a z that
 // weight() has made p where it can.
 template <class Policy>
 __device__ __forceinline__ void finish_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
                                                 float& dz, float i, float j) {
+  static_assert(!Policy::FROM_WEIGHT || !(BY_PLACE<Policy> || Policy::LEARNED), "these need the score, not the weight");
   if constexpr (Policy::FROM_WEIGHT) p = z, dz = policy.grad(p, dp, row);
-  else if constexpr (Policy::IS_FORMULA) policy.grad(z, dp, row, p, dz, i, j);
+  else if constexpr (BY_PLACE<Policy>) policy.grad(z, dp, row, p, dz, i, j);
   else policy.grad(z, dp, row, p, dz);
 }
 template <class Policy>

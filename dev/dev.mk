@@ -12,10 +12,14 @@ bench: $(BENCHES:%=$(BUILD)/bench_%)  ## speed of the machine, every kernel, att
 	  $(BUILD)/bench_$(part) $(if $(QUICK),$(QUICK_$(BACKEND)_$(part))) --json $(BUILD)/$(part).json &&) true
 	-@$(if $(filter cuda,$(BACKEND)),python3 dev/kernel_table.py)
 	@python3 dev/bench_table.py --collect $(if $(QUICK),--out $(BUILD)/quick.json) $(BENCHES:%=$(BUILD)/%.json)
-# A kind with two learned numbers and a parameter: no other routine check compiles such kernels (40 s of a core).
+# A formula and a policy with learned numbers, a parameter and the places of scores: no other routine check compiles
+# such kernels (three minutes of a core).
+FILES_TESTED := $(patsubst %,test/attention/kinds/%.cuh,bump mixture)
 check-kernels-of-file:
-	@$(MAKE) BACKEND=cpu ATTN=softmax KINDS=test/attention/kinds/bump.cuh build/cpu/test_attention
-	@build/cpu/test_attention --gtest_brief=1 --gtest_filter='AttentionTest/*.SmallShapes'
+	@$(MAKE) BACKEND=cpu ATTN=softmax KINDS="$(FILES_TESTED)" build/cpu/test_attention \
+	  build/cpu/test_attention_reference
+	@build/cpu/test_attention_reference --gtest_brief=1
+	@build/cpu/test_attention --gtest_brief=1 --gtest_filter='AttentionTest/*.SmallShapes:*.WindowsAndBiases'
 # Without UBSan's checks of pointers, a third of a kernel's compile time: AddressSanitizer notices when one is used.
 SANITIZER_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
   -fno-sanitize=null,object-size,pointer-overflow,vptr

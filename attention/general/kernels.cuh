@@ -107,7 +107,10 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       if (!weighing) {
 #pragma unroll
         for (int x = 0; x < X; x++)
-          for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { policy.first_sweep(z[0][x][e], s); });
+          for (int e = 0; e < E; e++)
+            with_sums(e, [&](float* s) {
+              look_at_score(policy, z[0][x][e], s, float(i0 + mine.held + e + 1), float(j0 + mine.streamed(x) + 1));
+            });
         continue;
       }
 
@@ -146,7 +149,10 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
           for (int e = 0; e < AT_ONCE; e++) {
             float c[CONSTANTS + 1], w[OUTPUTS];
             for (int n = 0; n < CONSTANTS; n++) c[n] = row[n][e];
-            with_sums(e0 + e, [&](float* s) { policy.weigh(z[0][x][e0 + e], c, s, w); });
+            with_sums(e0 + e, [&](float* s) {
+              weigh_score(policy, z[0][x][e0 + e], c, s, w, float(i0 + mine.held + e0 + e + 1),
+                          float(j0 + mine.streamed(x) + 1));
+            });
             for (int n = 0; n < OUTPUTS; n++) weights[n][e] = w[n];
           }
           for (int n = 0; n < OUTPUTS; n++) write_neighbours(to + n * Tile::WEIGHT_FLOATS + e0, weights[n]);
@@ -520,7 +526,7 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_for
   Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
   int B = c.call.shape.B;
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS > 1 || Policy::IS_FORMULA, CPU)>;
+    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS > 1 || BY_PLACE<Policy>, CPU)>;
     size_t floats = Tile::template FORWARD_FLOATS<Policy>;
     LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
@@ -533,7 +539,7 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_bac
   int B = c.call.shape.B;
   row_values<T, Policy, Mask>(c, shape);
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, Policy::IS_FORMULA, CPU)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_PLACE<Policy>, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.dqkv, c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings,
@@ -550,7 +556,7 @@ void general_diagnose(float* figures, const float* stats, const T* qkv, const At
                       const KernelSettings& settings) {
   Shape shape = shape_of<T>(call, {qkv});
   with_general_width<on_cpu>(call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, Policy::IS_FORMULA, on_cpu)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_PLACE<Policy>, on_cpu)>;
     int count = row_figures(call.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
                     (Policy::ROW_VALUES + FigurePlace<Tile>::PARTS * count) * Tile::HELD;

@@ -114,7 +114,9 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     float row[2][2 * N];
     for_elements<N>([&](int n, int half, int c) { row[half][2 * n + c] = z[n][2 * half + c]; });
 #pragma unroll
-    for (int half = 0; half < 2; half++) policy.first_sweep_tile(row[half], (step + 1) * 2 * N, sums[half]);
+    for (int half = 0; half < 2; half++)
+      first_sweep_row(policy, row[half], (step + 1) * 2 * N, sums[half], block_row + mine.row(half),
+                      key_tiles.row(step), mine);
   }
 
   // Weights of the first keys
@@ -125,7 +127,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     finish(keys_tile(0));
     this->template hide<false>(z, key_tiles.row(0));
     formula(z, key_tiles.row(0));
-    weigh<STREAM>();
+    weigh<STREAM>(key_tiles.row(0));
     pack<STREAM>();
   }
 
@@ -146,7 +148,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     stages.free(keys_tile(step));
     this->template hide<false>(first_rows<KEYS / 8>(z), key_tiles.row(step));
     formula(first_rows<KEYS / 8>(z), key_tiles.row(step));
-    weigh<KEYS>();
+    weigh<KEYS>(key_tiles.row(step));
     if constexpr (OVERLAP) {
       compute_before_wait(z);
       wgmma_wait<0>(outputs, weights);
@@ -180,7 +182,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   }
   // With OVERLAP z = the weights, which pack() moves to `weights` when the products have read those of the step before;
   // otherwise `weights` at once. factor = the number by which the outputs so far are to be multiplied.
-  template <int KEYS> __device__ __forceinline__ void weigh() {
+  template <int KEYS> __device__ __forceinline__ void weigh(int j0) {
     if constexpr (Policy::RESCALES) {
       float top[2] = {z[0][0], z[0][2]}, other[2] = {z[0][1], z[0][3]};  // two chains for each row
 #pragma unroll
@@ -194,14 +196,15 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
       quad_max(top);
       for (int half = 0; half < 2; half++) factor[half] = policy.rescale(sums[half], top[half]);
     }
-    weigh_row<KEYS>(0), weigh_row<KEYS>(1);  // a loop over both is too much for nvcc 12.4 to unroll
+    weigh_row<KEYS>(0, j0), weigh_row<KEYS>(1, j0);  // a loop over both is too much for nvcc 12.4 to unroll
   }
-  template <int KEYS> __device__ __forceinline__ void weigh_row(int half) {
+  template <int KEYS> __device__ __forceinline__ void weigh_row(int half, int j0) {
+    float i = float(block_row + mine.row(half) + 1), first = float(j0 + mine.column(0) + 1);
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++) {
       float low[OUTPUTS], high[OUTPUTS];
-      policy.weigh(z[n][2 * half], constants[half], sums[half], low);
-      policy.weigh(z[n][2 * half + 1], constants[half], sums[half], high);
+      weigh_score(policy, z[n][2 * half], constants[half], sums[half], low, i, mine.column(first, n, 0));
+      weigh_score(policy, z[n][2 * half + 1], constants[half], sums[half], high, i, mine.column(first, n, 1));
       if constexpr (OVERLAP) {
         z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
       } else {

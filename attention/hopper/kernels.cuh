@@ -30,18 +30,18 @@ template <class Tile> dim3 hopper_grid(const Shape& s, int B, int spare) {
 }
 
 template <class Policy, int DIM>
-using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, Policy::IS_FORMULA), 1, 0,
+using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, BY_PLACE<Policy>), 1, 0,
                                hopper_forward_in_turn(DIM, Policy::SWEEPS)>;
 // The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24
 // bytes).
 template <class Policy, int DIM, class Mask>
 using KeysTile =
-    HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || Policy::IS_FORMULA))),
-               2, Policy::ROW_VALUES, hopper_keys_in_turn(DIM)>;
+    HopperTile<DIM, hopper_keys_size(DIM, Policy::HEAVY || (Mask::ADDS && (!Policy::RESCALES || BY_PLACE<Policy>))), 2,
+               Policy::ROW_VALUES, hopper_keys_in_turn(DIM)>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
 template <class Policy, int DIM, class Mask>
-using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, Policy::IS_FORMULA && (Mask::ADDS || Policy::LEARNED)), 2,
-                               0, hopper_queries_in_turn(DIM, Policy::HEAVY)>;
+using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, BY_PLACE<Policy> && (Mask::ADDS || Policy::LEARNED)), 2, 0,
+                               hopper_queries_in_turn(DIM, Policy::HEAVY)>;
 
 template <class Policy, class Mask, class Tile> void hopper_forward_by(const ForwardCall<bf16>& c) {
   Shape shape = shape_of<bf16>(c.call, {c.out, c.qkv});

@@ -139,7 +139,9 @@ void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, 
         for (int e0 = 0; e0 < SIDE; e0 += LANES)
           for (int key = 0; key < keys; key++)
             for (int e = e0; e < e0 + LANES; e++)
-              sums.at(e, [&](float* s) { policy.first_sweep(scratch.z[key][e], s); });
+              sums.at(e, [&](float* s) {
+                look_at_score(policy, scratch.z[key][e], s, float(i0 + e + 1), float(j0 + key + 1));
+              });
         continue;
       }
       if constexpr (Policy::RESCALES) {
@@ -157,7 +159,9 @@ void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, 
           for (int e = e0; e < e0 + LANES; e++) {
             float w[OUTPUTS], row[Policy::CONSTANTS + 1];
             for (int n = 0; n < Policy::CONSTANTS; n++) row[n] = constants.of[n][e];
-            sums.at(e, [&](float* s) { policy.weigh(scratch.z[key][e], row, s, w); });
+            sums.at(e, [&](float* s) {
+              weigh_score(policy, scratch.z[key][e], row, s, w, float(i0 + e + 1), float(j0 + key + 1));
+            });
             scratch.z[key][e] = w[0];
             if constexpr (OUTPUTS > 1) scratch.dp[key][e] = w[1];
           }

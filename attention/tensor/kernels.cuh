@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         float row[2 * N];
 #pragma unroll
         for (int n = 0; n < N; n++) row[2 * n] = z[m][n][2 * half], row[2 * n + 1] = z[m][n][2 * half + 1];
-        policy.first_sweep_tile(row, (step + 1) * 2 * N, sums[m][half]);
+        first_sweep_row(policy, row, (step + 1) * 2 * N, sums[m][half], i0 + mine.row(half, m), first_key(step), mine);
       });
       __syncthreads();  // all have read this step's tiles
     }
@@ -106,12 +106,15 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 
     // Weights, and the outputs that they add
     Weights<Tile> weights[OUTPUTS];
+    float first = float(first_key(step) + mine.column(0) + 1);
     for_rows<M>([&](int m, int half) {
+      float i = float(i0 + mine.row(half, m) + 1);
 #pragma unroll
       for (int n = 0; n < N; n++) {
         float low[OUTPUTS], high[OUTPUTS];
-        policy.weigh(z[m][n][2 * half], constants[m][half], sums[m][half], low);
-        policy.weigh(z[m][n][2 * half + 1], constants[m][half], sums[m][half], high);
+        weigh_score(policy, z[m][n][2 * half], constants[m][half], sums[m][half], low, i, mine.column(first, n, 0));
+        weigh_score(policy, z[m][n][2 * half + 1], constants[m][half], sums[m][half], high, i,
+                    mine.column(first, n, 1));
 #pragma unroll
         for (int output = 0; output < OUTPUTS; output++)
           keep_weights<T>(weights[output][n / 2][m], n, half, low[output], high[output]);
@@ -348,7 +351,7 @@ template <class T, class Policy, class Mask> void tensor_forward(const ForwardCa
   Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
   int B = c.call.shape.B;
   with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, Policy::IS_FORMULA)>;
+    using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, BY_PLACE<Policy>)>;
     LAUNCH((attention_forward_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
            Tile::shared_elements(1) * sizeof(T), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });

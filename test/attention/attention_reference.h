@@ -44,7 +44,6 @@ inline AttentionSettings of_kind(Kind kind, const std::map<std::string, double>&
   return s;
 }
 inline const KindRow* formula_of(Kind kind) { return kind_row(kind).is_formula() ? &kind_row(kind) : nullptr; }
-
 // Kernels take the scores of kinds made of softplus as multiples of ln 2.
 template <class R> R ref_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? std::log(R(2)) : R(1); }
 
@@ -125,6 +124,28 @@ Numbers<P> ref_formula(const KindRow& file, const AttentionSetup& s, const Numbe
   return f;
 }
 
+// Of the tests' kind `mixture`, which is a policy: the weights of its two parts, and s = sigmoid(z).
+inline bool is_mixture(Kind kind) { return kind_row(kind).name == std::string_view("mixture"); }
+template <class P> struct RefMixture {
+  using R = typename P::real;
+  Numbers<P> p1, p2, s;
+  R share;
+  RefMixture(const AttentionSetup& setup, const Numbers<P>& z, const RefRow& row) : p1(z.size()), p2(p1), s(p1) {
+    std::vector<double> numbers = ref_numbers(kind_row(setup.kind), setup, row.h, row.H);
+    R largest = -std::numeric_limits<R>::infinity(), sum1 = 0, sum2 = 0;
+    share = R(numbers[1]);
+    for (size_t m = 0; m < z.size(); m++) {
+      int distance = row.keys ? row.i - (*row.keys)[m] : int(z.size() - 1 - m);
+      p1[m] = P::round(z[m] - P::round(R(numbers[0]) * P::round(std::log(R(1 + distance)))));
+      largest = std::max(largest, p1[m]);
+      sum2 += s[m] = P::round(ref_sigmoid(z[m]));
+    }
+    for (R& x : p1) sum1 += x = P::round(std::exp(P::round(x - largest)));
+    for (R& x : p1) x = P::round(x / sum1);
+    for (size_t m = 0; m < z.size() && sum2 > 0; m++) p2[m] = P::round(s[m] / sum2);
+  }
+};
+
 // Whether equal scores of this kind may have unequal weights, by their keys or heads.
 inline bool looks_at_places(Kind kind) {
   const KindRow* file = formula_of(kind);
@@ -144,6 +165,11 @@ Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& scores, typena
   size_t n = z.size();
   Numbers<P> p(n);
   R sum = 0;
+  if (is_mixture(s.kind)) {
+    RefMixture<P> mixture(s, z, row);
+    for (size_t j = 0; j < n; j++) p[j] = P::round(mixture.share * mixture.p1[j] + (1 - mixture.share) * mixture.p2[j]);
+    return p;
+  }
   if (file && file->weights != RowWeights::softmax) {
     for (R x : z) sum += x;
     R divisor = file->weights == RowWeights::none ? 1 : sum;
@@ -198,6 +224,22 @@ Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, con
   R sink_weight = 0, sum = 0;
   Numbers<P> dz(n), p = ref_weights<P>(s, z, sink, &sink_weight, row);
   slope = p;
+  if (is_mixture(s.kind)) {
+    RefMixture<P> mixture(s, z, row);
+    R share = mixture.share, dot1 = 0;
+    for (size_t j = 0; j < n; j++) dot1 += mixture.p1[j] * dp[j];
+    R dot2 = (dot - share * dot1) / (1 - share);
+    if (learned) learned->assign(2, dz);
+    for (size_t j = 0; j < n; j++) {
+      R by1 = share * mixture.p1[j], by2 = (1 - share) * P::round(mixture.p2[j] * P::round(1 - mixture.s[j]));
+      slope[j] = by1 + by2;
+      dz[j] = P::round(P::round(by1 * P::round(dp[j] - dot1)) + P::round(by2 * P::round(dp[j] - dot2)));
+      if (!learned) continue;
+      (*learned)[0][j] = P::round((mixture.p1[j] - mixture.p2[j]) * dp[j]);
+      (*learned)[1][j] = mixture.p1[j] + mixture.p2[j];
+    }
+    return dz;
+  }
   if (const KindRow* file = formula_of(s.kind)) {
     std::vector<Numbers<P>> by;
     Numbers<P> f = ref_formula<P>(*file, s, z, row, by);
