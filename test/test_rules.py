@@ -52,7 +52,7 @@ def sources(*endings):
 
 # What the house weighs. Only a commit about these numbers raises them, and says what the reader gets for it: a
 # capability names what it retires, and an experiment when it leaves.
-MOST_TYPES_OF_ATTENTION = 113
+MOST_TYPES_OF_ATTENTION = 94  # beside those of the kinds, which are one file each
 MOST_LINES = 32700  # of sources outside dev/ and test/
 
 
@@ -66,7 +66,7 @@ class Rules(unittest.TestCase):
     kept = [(path, text) for path, text in sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh", ".mk", "Makefile")
             if not path.startswith(("dev/", "test/"))]
     begin = re.compile(r"^ *(?:template *<.*> *)?(?:struct|class|enum class|enum) +(\w+)[^;]*\{", re.MULTILINE)
-    types = [name for path, text in kept if path.startswith("attention/") for name in begin.findall(text)]
+    types = [name for path, text in kept if re.match("attention/(?!kinds/)", path) for name in begin.findall(text)]
     self.assertLessEqual(len(types), MOST_TYPES_OF_ATTENTION)
     self.assertLessEqual(sum(text.count("\n") for _, text in kept), MOST_LINES)
 

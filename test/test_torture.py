@@ -101,8 +101,8 @@ def values_of_all_settings():
   names["attention.variant"] = re.findall(r"^  (\w+) ", text[text.index("\nVariants"):], re.M)
   for path in glob.glob(os.path.join(ROOT, "attention", "kinds", "*.cuh")):
     with open(path, encoding="utf-8") as file:
-      for name, default, least in re.findall(r'\{"(\w+)", (\S+), "\[([^,]+), ', file.read()):
-        names[f"attention.{name}"] = [float(default), float(least)]
+      for name, default, bound, least in re.findall(r'\{"(\w+)", (\S+), "([\[(])([^,]+), ', file.read()):
+        names[f"attention.{name}"] = [float(default)] + [float(least)] * (bound == "[")
   if wrong := ({key for key, *_ in listed} - names.keys()) ^ (VALUES.keys() - names.keys()):
     raise common.UserError("VALUES of test/test_torture.py must have the numbers and texts of ./train --help and no "
                            "other setting; correct " + ", ".join(sorted(wrong)))
