@@ -30,9 +30,10 @@ std::vector<double> default_parameters() {
   return values;
 }
 
-double AttentionSettings::parameter(const char* name) const {
-  const KindRow& row = kind_row(kind);
-  for (size_t n = 0; n < row.parameters.size(); n++)
-    if (std::string_view(row.parameters[n].name) == name) return parameters[row.first_parameter + n];
-  failure("the kind %s has no parameter %s", row.name, name);
+size_t KindRow::parameter(const char* wanted) const {
+  for (size_t n = 0; n < parameters.size(); n++)
+    if (std::string_view(parameters[n].name) == wanted) return size_t(first_parameter) + n;
+  failure("the kind %s has no parameter %s", name, wanted);
 }
+
+double AttentionSettings::parameter(const char* name) const { return parameters[kind_row(kind).parameter(name)]; }

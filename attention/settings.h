@@ -51,6 +51,8 @@ struct KindRow {
   // float, as a naive formula computes them.
   void (*exact)(double z, const ScorePosition&, double& value, double* slopes);
   void (*naive)(float z, const ScorePosition&, float& value, float* slopes);
+  // Where AttentionSettings::parameters has this one; a Failure if the kind has none of this name.
+  size_t parameter(const char* name) const;
   bool is_formula() const { return exact; }
   bool sums_to_1() const { return weights != RowWeights::none; }  // the weights of a row
 };

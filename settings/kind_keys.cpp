@@ -26,12 +26,8 @@ std::deque<ParameterRow> make_rows() {
       ParameterRow& row = all.emplace_back();
       row.key = format("attention.%s", parameter.name);
       row.what = format("layers with attention.kind = \"%s\"", kind.name);
-      size_t with = size_t(kind.first_parameter);  // of the other key, if there is one
-      if (parameter.with) {
-        row.what += format(" and an attention.%s other than 0", parameter.with);
-        with += size_t(std::ranges::find(kind.parameters, std::string_view(parameter.with), &ScoreKey::name) -
-                       kind.parameters.begin());
-      }
+      size_t with = parameter.with ? kind.parameter(parameter.with) : 0;
+      if (parameter.with) row.what += format(" and an attention.%s other than 0", parameter.with);
       row.effective_when = {row.what.c_str(),
                             [&kind, &parameter, with](const Config& c) {
                               return some_layer_is(c, kind) && (!parameter.with || c.attention.parameters[with] != 0);
