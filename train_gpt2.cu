@@ -569,7 +569,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
                           const std::function<void(const LayerStatistics&)>& see) {
   int N = counted * T;
   Activations<Real>& act = b.evaluation;
-  std::vector<float> of_rows(size_t(B) * T * H * row_figures(T)), of_gate(GATE_STATISTICS);
+  std::vector<float> of_rows(size_t(B) * T * H * row_statistics(T)), of_gate(GATE_STATISTICS);
   LayerStatistics statistics{0, of_rows, of_gate, {}};
   std::vector<Real> x(size_t(N) * C);
   auto download = [&](auto& to, const auto* from) {

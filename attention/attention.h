@@ -15,7 +15,10 @@
 // B sequences of T positions, H heads of D channels (1..512).
 struct AttentionShape {
   int B, T, H, D;
-  size_t rows() const { return size_t(B) * H * T; }  // (b, h, t)
+  __host__ __device__ size_t rows() const { return size_t(B) * H * T; }  // (b, h, t)
+  // Of these, the first of a head, whose number among the heads of all sequences is head_of().
+  __host__ __device__ size_t head_of(int b, int h) const { return size_t(b) * H + h; }
+  __host__ __device__ size_t first_row(int b, int h) const { return head_of(b, h) * T; }
   // Sizes of qkv and out and the index of an element, for contiguous rows.
   size_t qkv_size() const { return 3 * rows() * D; }
   size_t out_size() const { return rows() * D; }
@@ -74,12 +77,13 @@ int attention_statistics(const AttentionSettings& settings, int D);
 
 size_t attention_backward_workspace(const AttentionShape& shape);  // bytes: 32 per row (b, h, t), so linear in T
 
-// Where attention_backward() leaves, in that workspace, the sums over a query's keys and over a key's queries of the
-// gradients of q_i . k_j, if there is a bias: [B, H, T] each.
-struct ScoreGradientSums {
-  float *by_query, *by_key;
+// What is where in that workspace.
+struct BackwardWorkspace {
+  float* row_values;               // what the kernels read of each row (Policy::ROW_VALUES)
+  float* learned_sums;             // [KindRow::learned][B, H, T]: sums over a query's keys of their gradients
+  float *dz_by_query, *dz_by_key;  // [B, H, T], with a bias: sums over a query's keys, or a key's queries, of dz_ij
 };
-ScoreGradientSums score_gradient_sums(void* workspace, const AttentionShape& shape);
+BackwardWorkspace backward_workspace(void* workspace, const AttentionSettings& settings, const AttentionShape& shape);
 
 // Writes out; writes stats only when training (otherwise it may be nullptr).
 template <class T>
@@ -93,7 +97,7 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
                         const AttentionCall<T>& call, bool undo_preparation = false);
 
 // What attention_diagnose() says of a row of weights P_i1 .. P_ii: sums over the keys that the row sees.
-struct RowFigure {
+struct RowStatistic {
   enum {
     SUM,       // of P
     P_LOG_P,   // of P ln P, 0 where P is 0
@@ -102,13 +106,13 @@ struct RowFigure {
     DISTANCE,  // of P (i - j)
     ZEROS,     // keys with P = 0
     KEYS,      // keys
-    REACH      // of P by distance i - j, in bins of 0, 1, 2 to 3, 4 to 7, ...: reach_bins(T) figures
+    REACH      // of P by distance i - j, in bins of 0, 1, 2 to 3, 4 to 7, ...: reach_bins(T) numbers
   };
 };
 inline int reach_bins(int T) { return std::bit_width(unsigned(T - 1)) + 1; }
-inline int row_figures(int T) { return RowFigure::REACH + reach_bins(T); }
+inline int row_statistics(int T) { return RowStatistic::REACH + reach_bins(T); }
 
-// figures [row_figures(T), B, H, T] = of every row, in one pass over the keys; weights are float32. stats: what
+// statistics [row_statistics(T), B, H, T] = of every row, in one pass over the keys; weights are float32. stats: what
 // attention_forward() saved, in training and with the family "general".
 template <class T>
-void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionCall<T>& call);
+void attention_diagnose(float* statistics, const float* stats, const T* qkv, const AttentionCall<T>& call);

@@ -110,9 +110,11 @@ size_t attention_backward_workspace(const AttentionShape& s) {
   return size_t(ROW_VALUES_MOST + 2) * sizeof(float) * s.B * s.H * workspace_rows(s.T);
 }
 
-ScoreGradientSums score_gradient_sums(void* workspace, const AttentionShape& s) {
-  float* by_query = static_cast<float*>(workspace) + size_t(ROW_VALUES_MOST) * s.B * s.H * workspace_rows(s.T);
-  return {by_query, by_query + s.rows()};
+BackwardWorkspace backward_workspace(void* workspace, const AttentionSettings& settings, const AttentionShape& s) {
+  float* row_values = static_cast<float*>(workspace);
+  float* dz_by_query = row_values + size_t(ROW_VALUES_MOST) * s.B * s.H * workspace_rows(s.T);
+  float* learned_sums = dz_by_query - kind_row(settings.kind).learned.size() * s.rows();
+  return {row_values, learned_sums, dz_by_query, dz_by_query + s.rows()};
 }
 
 template <class T>
@@ -135,21 +137,18 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
   // ssmax's scale is a sum over rows that prepare_backward() makes.
   if (undo_preparation && family.undoes_preparation && (D == 64 || D == 128) && s.scale != Scale::ssmax)
     preparation = {true, call.rope, call.norms, s.qk_norm, row_scale(call)};
-  KernelSettings settings = kernel_settings(call);
-  size_t learned = kind_row(s.kind).learned.size(), rows = call.shape.rows();
-  settings.learned_sums = score_gradient_sums(workspace, call.shape).by_query - learned * rows;
-  family.backward({dqkv, dout, out, stats, qkv, static_cast<float*>(workspace), sink_of(call),
-                   score_gradient_sums(workspace, call.shape), preparation, settings, call});
-  for (size_t l = 0; l < learned; l++)
-    if (call.dlearned[l]) add_sums_of_heads<T>(call.dlearned[l], settings.learned_sums + l * rows, call);
+  BackwardWorkspace parts = backward_workspace(workspace, s, call.shape);
+  family.backward({dqkv, dout, out, stats, qkv, parts, sink_of(call), preparation, kernel_settings(call), call});
+  for (size_t l = 0; l < kind_row(s.kind).learned.size(); l++)
+    if (call.dlearned[l]) add_sums_of_heads<T>(call.dlearned[l], parts.learned_sums + l * call.shape.rows(), call);
   if (undo_preparation && !preparation.undo) prepare_backward(dqkv, qkv, call, workspace);
 }
 
 template <class T>
-void attention_diagnose(float* figures, const float* stats, const T* qkv, const AttentionCall<T>& call) {
+void attention_diagnose(float* statistics, const float* stats, const T* qkv, const AttentionCall<T>& call) {
   for (const Family<T>& family : families_of<T>(call.settings.kind))
     if (family.diagnose && family.supports(call, {qkv}))
-      return family.diagnose(figures, stats, qkv, call, kernel_settings(call));
+      return family.diagnose(statistics, stats, qkv, call, kernel_settings(call));
   failure("attention: no kernels for diagnostics with a window or a bias on a GPU");
 }
 

@@ -17,13 +17,11 @@ struct KernelSettings {
   int window = NO_WINDOW, sink_tokens = 0;  // of Window (masks.cuh)
   const float* bias = nullptr;              // c (attention.h), or nullptr
   float heads = 0;
-  // Of the kind (KindRow::numbers): its parameters, and the initial values of a formula's learned numbers; the learned
-  // numbers, [H] each of T, or nullptr; and where the backward pass leaves the sums of their gradients over a query's
-  // keys, [LEARNED][B, H, T].
+  // Of the kind (KindRow::numbers): its parameters, and the initial values of a formula's learned numbers; and the
+  // learned numbers, [H] each of T, or nullptr.
   float numbers[MOST_PARAMETERS] = {};
   const void* learned[MOST_PARAMETERS] = {};
   bool learned_in_bf16 = false;
-  float* learned_sums = nullptr;
 
   // Of which row i sees the first i at most.
   __host__ __device__ float most_keys() const { return float(window + sink_tokens); }
@@ -41,27 +39,26 @@ template <class T> struct ForwardCall {
   const T* qkv;
   const T* sink;
   KernelSettings settings;
-  const AttentionCall<T>& call;
+  AttentionCall<T> call;
 };
 
 // Rows of a head in the backward's workspace: rounded up to whole tiles, so that the copy engine can load them.
 inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
-// Of any policy, with its LEARNED, which are the last; behind them the workspace has dz_by_query and dz_by_key.
+// Of any policy, with its LEARNED, whose sums lie in the end of this space (BackwardWorkspace).
 constexpr int ROW_VALUES_MOST = 6;
 
-// dqkv =, call.dsink [H] += (or nullptr); preparation: see Family. workspace: Policy::ROW_VALUES floats per row (b, h,
-// t < workspace_rows(T)).
+// dqkv =, call.dsink [H] += (or nullptr); preparation: see Family. In the workspace: row_values, Policy::ROW_VALUES
+// floats per row (b, h, t < workspace_rows(T)), and the sums =.
 template <class T> struct BackwardCall {
   T* dqkv;
   const T *dout, *out;
   const float* stats;
   const T* qkv;
-  float* workspace;
+  BackwardWorkspace workspace;
   const T* sink;
-  ScoreGradientSums dz_sums;  // with a bias: =
   Preparation<T> preparation;
   KernelSettings settings;
-  const AttentionCall<T>& call;
+  AttentionCall<T> call;
 };
 
 constexpr int LARGEST_TENSOR_D = 128;  // of a build with all head sizes

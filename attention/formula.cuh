@@ -107,7 +107,7 @@ struct PlainRows : PolicyDefaults {
 template <class File, class Maths, class Rows> struct ScoreOf : Rows {
   using Evaluation = ScoreOf;
   static constexpr bool IS_FORMULA = true;
-  static constexpr int HEAVY = 1, LEARNED = Formula<File, Maths>::LEARNED;
+  static constexpr int GRADIENT_REGISTERS = 1, LEARNED = Formula<File, Maths>::LEARNED;
   Formula<File, Maths> formula;
   __device__ ScoreOf(const KernelSettings& s, float sink, int head) : Rows(s, sink, head), formula(s, head) {}
   __device__ __forceinline__ float score(float z, float i, float j) const {

@@ -47,8 +47,8 @@ __device__ __forceinline__ void begin_scores(float (&z)[M][N][4], const Mask& ma
     auto columns = reinterpret_cast<const float2*>(mask.c() + stream0 + mine.column(0));
 #pragma unroll
     for (int first = 0; first < N; first += ALIKE) {  // columns of one origin
-      float apart = mask.apart(held0 + mine.first, stream0 + 8 * first), held[M][2];
-      for_rows<M>([&](int m, int half) { held[m][half] = mask.c()[held0 + mine.row(half, m)] + apart; });
+      float between = mask.origin_difference(held0 + mine.first, stream0 + 8 * first), held[M][2];
+      for_rows<M>([&](int m, int half) { held[m][half] = mask.c()[held0 + mine.row(half, m)] + between; });
 #pragma unroll
       for (int n = first; n < first + ALIKE; n++) {
         float2 c = columns[4 * n];
@@ -65,9 +65,7 @@ __device__ __forceinline__ void begin_scores(float (&z)[M][N][4], const Mask& ma
 template <bool KEYS, class Mask, int M, int N>
 __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mask, int held0, int stream0,
                                             const Fragment& mine = {}) {
-  bool cut = mask.template cuts<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N);
-  if (!cut && mask.template below<KEYS>(held0 + mine.first, 16 * M, stream0, 8 * N)) return;
-  auto hide = [&](auto sees) {
+  hide_scores<KEYS>(mask, held0 + mine.first, 16 * M, stream0, 8 * N, [&](auto sees) {
     for_rows<M>([&](int m, int half) {
 #pragma unroll
       for (int n = 0; n < N; n++)
@@ -75,9 +73,7 @@ __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mas
         for (int c = 0; c < 2; c++)
           if (!sees(held0 + mine.row(half, m), stream0 + mine.column(n) + c)) z[m][n][2 * half + c] = -INFINITY;
     });
-  };
-  if (cut) hide([&](int held, int streamed) { return mask.template sees<KEYS>(held, streamed); });
-  else hide([&](int held, int streamed) { return mask.Causal::template sees<KEYS>(held, streamed); });
+  });
 }
 
 // With a policy of a file: z = what weigh() takes, of the warp's queries, counted from i0, and keys from j0 on.

@@ -3,7 +3,6 @@
 // [B, T, H, D].
 #pragma once
 #include <cstdint>
-#include <initializer_list>
 
 #include "attention/masks.cuh"
 #include "kernels/elementwise.cuh"
@@ -17,30 +16,30 @@ template <class T> struct Head {
   bool wide;
 };
 
-struct Shape {
-  int T, H, D;
+// The shape of a call, and where its rows are.
+struct KernelShape : AttentionShape {
   bool wide;
   size_t qkv_stride;
-  int row_pitch;  // rows of a head in the workspace: T or more
+  int row_pitch;  // rows of a head in BackwardWorkspace::row_values: T or more
   __host__ __device__ int chunks(int channels) const { return (D + channels - 1) / channels; }
-  __host__ __device__ size_t rows(int B) const { return size_t(B) * H * T; }
-  __host__ __device__ size_t row_values(int B) const { return size_t(B) * H * row_pitch; }
+  __host__ __device__ int tiles(int rows) const { return (T + rows - 1) / rows; }
+  __host__ __device__ size_t row_values() const { return size_t(B) * H * row_pitch; }
 };
 
 // wide only if every array begins at a multiple of 16 bytes
-template <class T> Shape shape_of(const AttentionCall<T>& call, std::initializer_list<const void*> arrays) {
+template <class T> KernelShape kernel_shape(const AttentionCall<T>& call, Addresses arrays) {
   const AttentionShape& s = call.shape;
   bool wide = s.D % Pack<T>::size == 0 && call.row_stride() % Pack<T>::size == 0;
   for (const void* array : arrays) wide = wide && aligned16(array);
-  return {s.T, s.H, s.D, wide, size_t(call.row_stride()), s.T};
+  return {s, wide, size_t(call.row_stride()), s.T};
 }
 
 // A head of qkv (part 0: q, 1: k, 2: v), and of a tensor [B, T, H, D].
-template <class T> __device__ Head<T> head_of_qkv(const T* qkv, int part, int b, int h, const Shape& s) {
+template <class T> __device__ Head<T> head_of_qkv(const T* qkv, int part, int b, int h, const KernelShape& s) {
   size_t A = size_t(s.H) * s.D;
   return {qkv + size_t(b) * s.T * s.qkv_stride + part * A + size_t(h) * s.D, s.qkv_stride, s.T, s.D, s.wide};
 }
-template <class T> __device__ Head<T> head_of_out(const T* out, int b, int h, const Shape& s) {
+template <class T> __device__ Head<T> head_of_out(const T* out, int b, int h, const KernelShape& s) {
   size_t A = size_t(s.H) * s.D;
   return {out + size_t(b) * s.T * A + size_t(h) * s.D, A, s.T, s.D, s.wide};
 }
@@ -89,10 +88,10 @@ __device__ __forceinline__ void add_row_dots(float (&dot)[2], const T* x, const 
 // the grid is (rows of a head, H, B).
 template <class T, class Policy, class Mask, int LANES>
 __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, const float* stats,
-                                      KernelSettings settings, Shape shape) {
+                                      KernelSettings settings, KernelShape shape) {
   int thread = blockIdx.x * blockDim.x + threadIdx.x, t = thread / LANES, lane = thread % LANES, h = blockIdx.y;
-  int b = blockIdx.z, B = gridDim.z;
-  size_t count = shape.rows(B), r = (size_t(b) * shape.H + h) * shape.T + t;
+  int b = blockIdx.z;
+  size_t count = shape.rows(), r = shape.first_row(b, h) + t;
   float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[Policy::ROW_VALUES + 1] = {};
   if (t < shape.T) {
     Head<T> o = head_of_out(out, b, h, shape), d = head_of_out(dout, b, h, shape);
@@ -110,31 +109,32 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
     for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
     policy.row_for_backward(Mask(settings, shape.T, 0).keys(t), saved, dot, row);
   }
-  rows += (size_t(b) * shape.H + h) * shape.row_pitch + t;
-  for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values(B)] = row[n];
+  rows += shape.head_of(b, h) * shape.row_pitch + t;
+  for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values()] = row[n];
 }
 
 // dS_h -= sum over rows of P_sink D, where P_sink = e^(S_h - lse) is the sink's weight. One block per head.
 constexpr int SINK_THREADS = 128;
 template <class T, class Policy>
-__global__ void attention_sink_kernel(float* dsink, const T* sink, const float* rows, Shape shape, int B) {
+__global__ void attention_sink_kernel(float* dsink, const T* sink, const float* rows, KernelShape shape) {
   __shared__ float shared[SINK_THREADS / WARP];
   int h = blockIdx.x;
   float sum = 0, logit = to_float(sink[h]);
-  for (int b = 0; b < B; b++)
+  for (int b = 0; b < shape.B; b++)
     for (int t = threadIdx.x; t < shape.T; t += SINK_THREADS)
-      sum += Policy::sink_grad(logit, rows + (size_t(b) * shape.H + h) * shape.row_pitch + t, shape.row_values(B));
+      sum += Policy::sink_grad(logit, rows + shape.head_of(b, h) * shape.row_pitch + t, shape.row_values());
   sum = block_sum(sum, shared);
   if (threadIdx.x == 0) dsink[h] += sum;
 }
 
-// The first part of every backward pass: workspace = the rows above; dsink += if there is one. Reads out and dout once.
-template <class T, class Policy, class Mask> void row_values(const BackwardCall<T>& c, const Shape& shape) {
+// The first part of every backward pass: the workspace's row_values = the rows above; dsink += if there is one. Reads
+// out and dout once.
+template <class T, class Policy, class Mask> void write_row_values(const BackwardCall<T>& c, const KernelShape& shape) {
   static_assert(Policy::ROW_VALUES + Policy::LEARNED <= ROW_VALUES_MOST);
   auto launch = [&]<int LANES>() {
     LAUNCH((attention_rows_kernel<T, Policy, Mask, LANES>),
-           dim3(blocks_for(shape.row_pitch * LANES, 128), shape.H, c.call.shape.B), dim3(128), 0, c.call.stream,
-           c.workspace, c.dout, c.out, c.stats, c.settings, shape);
+           dim3(blocks_for(shape.row_pitch * LANES, 128), shape.H, shape.B), dim3(128), 0, c.call.stream,
+           c.workspace.row_values, c.dout, c.out, c.stats, c.settings, shape);
   };
   // On the CPU layer waiting for other lanes would be most of the cost of a short row.
   constexpr int SHORT_ROW_LANES = on_cpu ? 1 : 8;
@@ -142,7 +142,7 @@ template <class T, class Policy, class Mask> void row_values(const BackwardCall<
   if constexpr (Policy::HAS_SINK)
     if (c.sink && c.call.dsink)
       LAUNCH((attention_sink_kernel<T, Policy>), dim3(c.call.shape.H), dim3(SINK_THREADS), 0, c.call.stream,
-             c.call.dsink, c.sink, c.workspace, shape, c.call.shape.B);
+             c.call.dsink, c.sink, c.workspace.row_values, shape);
 }
 
 }  // namespace

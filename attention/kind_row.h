@@ -17,12 +17,13 @@ template <class Real_> struct HostFunctions {
   static Real softplus(Real x) { return std::max(x, Real(0)) + std::log1p(std::exp(-std::fabs(x))); }
 };
 
-template <class File, class R> void evaluate(R z, const ScorePosition& place, R& value, R* slopes) {
-  FormulaOf<File, HostFunctions<R>> f = {R(place.head), R(place.heads)};
-  for (int n = 0; n < f.FIXED + f.LEARNED; n++) f.numbers[n] = R(place.numbers[n]);
-  auto both = f.with_slope(z, place.i, place.j, place.n);
+template <class File, class R>
+void evaluate(R z, const ScorePosition<int>& at, const double* numbers, R& value, R* slopes) {
+  FormulaOf<File, HostFunctions<R>> f = {R(at.head), R(at.heads)};
+  for (int n = 0; n < f.FIXED + f.LEARNED; n++) f.numbers[n] = R(numbers[n]);
+  auto both = f.with_slope(z, at.i, at.j, at.n);
   value = both.value, slopes[0] = both.slope;
-  for (int l = 0; l < f.LEARNED; l++) slopes[1 + l] = f.slope_by_learned(l, z, place.i, place.j, place.n);
+  for (int l = 0; l < f.LEARNED; l++) slopes[1 + l] = f.slope_by_learned(l, z, at.i, at.j, at.n);
 }
 
 template <class File> void write_numbers(const double* parameters, float* to) {
@@ -62,7 +63,7 @@ template <class File> KindRow kind_row_of(const char* name, const char* path, co
 template <class File> constexpr bool has_weights = requires { RowWeights(File::weights); };
 template <class File> constexpr bool returns_score() {
   using Z = Score<HostFunctions<double>, true>;
-  using Result = decltype(File::f(Z(), PlaceOfScore<File, typename Z::Constant, Z>()));
+  using Result = decltype(File::f(Z(), ScoreArguments<File, typename Z::Constant, Z>()));
   return std::is_same_v<Result, Z> || std::is_same_v<Result, typename Z::Constant>;
 }
 // Whether f can be computed while it compiles, where functions are constants: it reads no numbers beyond its own.

@@ -13,7 +13,8 @@
 //   sees<KEYS>(held, streamed)                    any other score is -inf
 //   ADDS                            whether c_i - c_j is added to z_ij before that; backward kernels then sum the
 //                                   gradients of scores by query and by key
-//   c()[row], apart(row, other), exact(row)    c less its origin's, the difference of two rows' origins, all of c
+//   c()[row], origin_difference(row, other), exact(row)    c less its origin's, the difference of two rows' origins,
+//                                   all of c
 #pragma once
 #include "attention/family.h"
 
@@ -99,7 +100,7 @@ struct Biased : Window {
     return reinterpret_cast<const float2*>(bias)[min(row, T - 1) / BIAS_ROWS];
   }
   // The first difference is exact within a factor of 2.
-  __device__ __forceinline__ float apart(int row, int other) const {
+  __device__ __forceinline__ float origin_difference(int row, int other) const {
     float2 a = origin(row), b = origin(other);
     return (a.x - b.x) + (a.y - b.y);
   }
@@ -109,3 +110,14 @@ struct Biased : Window {
     return double(from.x) + from.y + c()[row] + c()[row + T];
   }
 };
+
+// hide(sees), unless all of these scores (as for below() and cuts()) are seen: sees(held, streamed) says which are, by
+// the diagonal alone where nothing else cuts.
+template <bool KEYS, class Mask, class F>
+__host__ __device__ __forceinline__ void hide_scores(const Mask& mask, int held0, int rows, int stream0, int columns,
+                                                     F hide) {
+  bool cut = mask.template cuts<KEYS>(held0, rows, stream0, columns);
+  if (!cut && mask.template below<KEYS>(held0, rows, stream0, columns)) return;
+  if (cut) hide([&](int held, int streamed) { return mask.template sees<KEYS>(held, streamed); });
+  else hide([&](int held, int streamed) { return mask.Causal::template sees<KEYS>(held, streamed); });
+}

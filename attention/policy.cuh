@@ -30,7 +30,7 @@
 //   OUTPUTS     weighted sums of the values: 1, or 2 (the second, in float32, is for the backward pass alone)
 //   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
 //   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
-//   HEAVY       registers that grad() needs: 0 few, 1 with slopes, 2 with any power
+//   GRADIENT_REGISTERS   that grad() needs: 0 few, 1 with slopes, 2 with any power
 //   FROM_WEIGHT grad() takes the weight in place of the score; not with PLACES or LEARNED, which need the score
 //   PLACES      as above; first_sweep_tile() is not called
 //   IS_FORMULA  the weights are of score(z, i, j) in place of z, and grad() takes i and j too, from 1 (formula.cuh)
@@ -63,11 +63,8 @@ template <class Policies, class Call, class F> void with_policy_and_mask(const C
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
   static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false, PLACES = false, IS_FORMULA = false;
-  static constexpr int HEAVY = 0, LEARNED = 0;
-  enum { SUMS };
-  enum { CONSTANTS };
-  enum { SAVED };
-  enum { ROW_VALUES };
+  static constexpr int GRADIENT_REGISTERS = 0, LEARNED = 0;
+  static constexpr int SUMS = 0, CONSTANTS = 0, SAVED = 0, ROW_VALUES = 0;
   __device__ void start_sweep(int, int, float*, bool) const {}
   __device__ void first_sweep(float, float*, float = 0, float = 0) const {}
   template <int N> __device__ void first_sweep_tile(const float (&)[N], int, float*) const {}

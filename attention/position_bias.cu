@@ -60,7 +60,7 @@ __global__ void bias_forward_kernel(float* c, Matrix<const T> logits, int T_, do
 
 // dc_t = (sums by query - sums by key) / unit; c_i has the step at t if i >= t.
 template <class T, Bias BIAS>
-__global__ void bias_backward_kernel(Matrix<T> dlogits, Matrix<const T> logits, ScoreGradientSums dz, float per_unit,
+__global__ void bias_backward_kernel(Matrix<T> dlogits, Matrix<const T> logits, BackwardWorkspace sums, float per_unit,
                                      int T_, int H) {
   int h = blockIdx.x, first = blockIdx.y * T_;
   if (h >= H) {
@@ -69,7 +69,7 @@ __global__ void bias_backward_kernel(Matrix<T> dlogits, Matrix<const T> logits, 
   }
   size_t head = (size_t(blockIdx.y) * H + h) * T_;
   running_sums<true>(
-      T_, [&](int t) { return double(dz.by_query[head + t]) - double(dz.by_key[head + t]); },
+      T_, [&](int t) { return double(sums.dz_by_query[head + t]) - double(sums.dz_by_key[head + t]); },
       [&](int t, double sum) {
         float slope = Step<BIAS>::slope(to_float(*logits.at(first + t, h)));
         *dlogits.at(first + t, h) = from_float<T>(float(sum) * per_unit * slope);
@@ -105,8 +105,8 @@ void position_bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logi
   if (!bias_is_learned(call.settings.bias)) return;
   with_learned(call.settings.bias, [&]<Bias BIAS>() {
     LAUNCH((bias_backward_kernel<T, BIAS>), dim3(columns, call.shape.B), dim3(THREADS), 0, call.stream, dlogits, logits,
-           score_gradient_sums(workspace, call.shape), float(1 / kind_row(call.settings.kind).unit), call.shape.T,
-           call.shape.H);
+           backward_workspace(workspace, call.settings, call.shape), float(1 / kind_row(call.settings.kind).unit),
+           call.shape.T, call.shape.H);
   });
 }
 

@@ -46,7 +46,7 @@
 #ifndef SCORE_CODE  // of a kernel: formula.cuh
 #define SCORE_CODE constexpr inline __attribute__((always_inline))
 #endif
-// f need not use its place.
+// f need not use where it is.
 #define SCORE(NAME) _Pragma("GCC diagnostic ignored \"-Wunused-parameter\"") struct kind_##NAME : FormulaDefaults
 #define FORMULA template <class Z, class At> static SCORE_CODE auto
 
@@ -160,9 +160,8 @@ template <class X, int DECLARED> struct NumbersOfFile {
   SCORE_CODE X operator[](int n) const { return all[n < DECLARED ? n : MOST_PARAMETERS]; }
 };
 
-// Where a score is. L: of learned numbers, with a slope where the gradient is by them.
-template <class File, class C, class L> struct PlaceOfScore {
-  C i, j, n, head, heads;
+// What f takes beside z. L: of learned numbers, with a slope where the gradient is by them.
+template <class File, class C, class L> struct ScoreArguments : ScorePosition<C> {
   NumbersOfFile<C, std::size(File::parameters)> parameter = {};
   NumbersOfFile<L, std::size(File::learned)> learned = {};
 };
@@ -174,16 +173,16 @@ template <class File, class Functions> struct FormulaOf {
   using Z = Score<Functions, true>;
   static constexpr int FIXED = std::size(File::parameters), LEARNED = std::size(File::learned);
   R head = 0, heads = 0, numbers[MOST_PARAMETERS] = {};
-  template <class L> SCORE_CODE PlaceOfScore<File, C, L> place(R i, R j, R n) const {
-    PlaceOfScore<File, C, L> at = {i, j, n, head, heads};
+  template <class L> SCORE_CODE ScoreArguments<File, C, L> arguments(R i, R j, R n) const {
+    ScoreArguments<File, C, L> at = {{i, j, n, head, heads}};
     for (int p = 0; p < FIXED; p++) at.parameter.all[p] = numbers[p];
     for (int l = 0; l < LEARNED; l++) at.learned.all[l] = C(numbers[FIXED + l]);
     return at;
   }
-  SCORE_CODE R value(R z, R i, R j, R n) const { return C(File::f(C(z), place<C>(i, j, n))).value; }
-  SCORE_CODE Z with_slope(R z, R i, R j, R n) const { return File::f(Z(z, 1), place<C>(i, j, n)); }
+  SCORE_CODE R value(R z, R i, R j, R n) const { return C(File::f(C(z), arguments<C>(i, j, n))).value; }
+  SCORE_CODE Z with_slope(R z, R i, R j, R n) const { return File::f(Z(z, 1), arguments<C>(i, j, n)); }
   SCORE_CODE R slope_by_learned(int l, R z, R i, R j, R n) const {
-    auto at = place<Z>(i, j, n);
+    auto at = arguments<Z>(i, j, n);
     at.learned.all[l].slope = 1;
     return Z(File::f(C(z), at)).slope;
   }

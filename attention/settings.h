@@ -26,11 +26,8 @@ struct LearnedNumber {  // one for each head
   const char* name;
   double initial;
 };
-// Of f at one place. Numbers: the kind's parameters, then the head's learned numbers.
-struct ScorePosition {
-  int i, j, n, head, heads;
-  const double* numbers;
-};
+// Where a score is: query i and key j, from 1; n, the keys that row i sees; head of heads, from 1.
+template <class X> struct ScorePosition { X i, j, n, head, heads; };
 struct Setting {  // as in --set
   const char *key, *value;
 };
@@ -48,9 +45,9 @@ struct KindRow {
   // to [MOST_PARAMETERS] = what its kernels read of its parameters and initial learned numbers
   void (*numbers)(const double* parameters, float* to);
   // Of a formula (score.h), else nullptr: value of f and its slopes by z and by the learned numbers, in double; in
-  // float, as a naive formula computes them.
-  void (*exact)(double z, const ScorePosition&, double& value, double* slopes);
-  void (*naive)(float z, const ScorePosition&, float& value, float* slopes);
+  // float, as a naive formula computes them. numbers: parameters, then the head's learned numbers.
+  void (*exact)(double z, const ScorePosition<int>&, const double* numbers, double& value, double* slopes);
+  void (*naive)(float z, const ScorePosition<int>&, const double* numbers, float& value, float* slopes);
   // Where AttentionSettings::parameters has this one; a Failure if the kind has none of this name.
   size_t parameter(const char* name) const;
   bool is_formula() const { return exact; }

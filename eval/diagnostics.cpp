@@ -106,11 +106,11 @@ static void add(LayerSums& sums, const LayerStatistics& statistics, const Config
       double *head = &sums.heads[size_t(h) * fields], sink = 0;
       for (int t = 0; t < T; t++) {
         auto statistic = [&](int f) { return double(statistics.rows[((size_t(f) * batch + b) * H + h) * T + t]); };
-        double sum = statistic(RowFigure::SUM), first = statistic(RowFigure::FIRST), keys = statistic(RowFigure::KEYS),
-               zeros = statistic(RowFigure::ZEROS);
+        double sum = statistic(RowStatistic::SUM), first = statistic(RowStatistic::FIRST),
+               keys = statistic(RowStatistic::KEYS), zeros = statistic(RowStatistic::ZEROS);
         head[ALL]++;
         head[DEGENERATE] += sum == 0;
-        largest[LARGEST + h] = std::max(largest[LARGEST + h], statistic(RowFigure::LARGEST));
+        largest[LARGEST + h] = std::max(largest[LARGEST + h], statistic(RowStatistic::LARGEST));
         if (t < sink_rows && sum > 0) sink += first / sum / sink_rows;
         if (t >= dense_rows) {
           head[PAIRS] += keys, head[ZEROS] += zeros;
@@ -122,12 +122,12 @@ static void add(LayerSums& sums, const LayerStatistics& statistics, const Config
         head[SEEN]++;
         head[FIRST_RAW] += first, head[MASS] += sum;
         if (sum == 0) continue;
-        double entropy = std::log(sum) - statistic(RowFigure::P_LOG_P) / sum;
+        double entropy = std::log(sum) - statistic(RowStatistic::P_LOG_P) / sum;
         head[ROWS]++;
         head[FIRST] += first / sum;
         head[ENTROPY] += entropy, head[ENTROPY_NORM] += keys > 1 ? entropy / std::log(keys) : 0;
-        head[DISTANCE] += statistic(RowFigure::DISTANCE) / sum;
-        for (int bin = 0; bin < bins; bin++) head[REACH + bin] += statistic(RowFigure::REACH + bin) / sum;
+        head[DISTANCE] += statistic(RowStatistic::DISTANCE) / sum;
+        for (int bin = 0; bin < bins; bin++) head[REACH + bin] += statistic(RowStatistic::REACH + bin) / sum;
       }
       head[SINKS] += sink > SINK_SHARE;
     }

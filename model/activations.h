@@ -168,7 +168,7 @@ template <class Real> struct Buffers {
       plan.rewind(shared);
     }
     evaluation.plan(plan, config, rows, false, "evaluation");
-    size_t row_statistics_count = rows * m.heads * row_figures(std::max(m.context, eval_length));
+    size_t row_statistics_count = rows * m.heads * row_statistics(std::max(m.context, eval_length));
     plan.add(&statistics, config.diagnoses ? std::max(row_statistics_count, GATE_STATISTICS) : 0, "evaluation");
     plan.end_sharing();
   }

@@ -1,7 +1,7 @@
 // The general attention kernels: every kind, any head dimension, any T, float and bf16. Blocks keep tiles of one
 // sequence in shared memory and let the other stream past (tiles.cuh); tiles that no row sees are never touched. Each
-// thread computes E by one to four elements of a product in registers. The backward has two kernels, dK and dV by tiles
-// of keys and dQ by tiles of queries, so that one thread computes each sum, in one order. Heads of more than 128
+// thread computes 16 by one to four elements of a product in registers. The backward has two kernels, dK and dV by
+// tiles of keys and dQ by tiles of queries, so that one thread computes each sum, in one order. Heads of more than 128
 // channels are done 128 output channels at a time, and each time the scores are computed again.
 #pragma once
 #include "attention/policy.cuh"
@@ -14,7 +14,7 @@ namespace {
 struct Place {
   int b, h, row, chunk, chunks;
 };
-template <class Tile> __device__ Place place_of_block(const Shape& s, bool last_rows_first) {
+template <class Tile> __device__ Place place_of_block(const KernelShape& s, bool last_rows_first) {
   int chunks = s.chunks(Tile::CHANNELS), tiles = gridDim.x / chunks, tile = blockIdx.x / chunks;
   if (last_rows_first) tile = tiles - 1 - tile;
   return {int(blockIdx.z), int(blockIdx.y), tile * Tile::HELD, int(blockIdx.x % chunks), chunks};
@@ -24,12 +24,12 @@ template <class Tile> __device__ Place place_of_block(const Shape& s, bool last_
 // and always in the same order: forward and backward must agree on z to the last bit, as e^z magnifies any difference.
 // If the head is one chunk, the held tiles are loaded only when `fresh`. Begins with a barrier.
 template <class Tile, int N, class T>
-__device__ CPU_OUT_OF_LINE void score_tiles(float (&z)[N][Tile::X][E], float* held_tiles, float* stream_tiles,
-                                            const Head<T> (&held)[N], int r0, const Head<T> (&streamed)[N], int s0,
-                                            const Place& place, bool fresh) {
+__device__ CPU_OUT_OF_LINE void score_tiles(float (&z)[N][Tile::STREAMED_EACH][EACH], float* held_tiles,
+                                            float* stream_tiles, const Head<T> (&held)[N], int r0,
+                                            const Head<T> (&streamed)[N], int s0, const Place& place, bool fresh) {
   for (int n = 0; n < N; n++)
-    for (int x = 0; x < Tile::X; x++)
-      for (int e = 0; e < E; e++) z[n][x][e] = 0;
+    for (int x = 0; x < Tile::STREAMED_EACH; x++)
+      for (int e = 0; e < EACH; e++) z[n][x][e] = 0;
   for (int chunk = 0; chunk < place.chunks; chunk++) {
     int c0 = chunk * Tile::CHANNELS;
     __syncthreads();
@@ -60,8 +60,10 @@ __device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head
 
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, KernelSettings settings, Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, OUTPUTS = Policy::OUTPUTS, SUMS = Policy::SUMS, CONSTANTS = Policy::CONSTANTS;
+    attention_forward_kernel(T* out, float* stats, const T* qkv, const T* sink, KernelSettings settings,
+                             KernelShape shape) {
+  constexpr int X = Tile::STREAMED_EACH, R = Tile::SUM_ROWS, OUTPUTS = Policy::OUTPUTS, SUMS = Policy::SUMS,
+                CONSTANTS = Policy::CONSTANTS;
   DYNAMIC_SHARED(float, shared);
   float* query_tile = shared;
   float* stream_tile = query_tile + Tile::HELD_FLOATS;
@@ -76,10 +78,10 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
   Head<T> v = head_of_qkv(qkv, 2, place.b, place.h, shape);
   Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink, place.h);
-  Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
+  Mask mask(settings, shape.T, shape.head_of(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
-  float out_sum[OUTPUTS][R][E] = {}, sums[SUMS + 1][E], z[1][X][E];  // + 1: an array may not have length 0
+  float out_sum[OUTPUTS][R][EACH] = {}, sums[SUMS + 1][EACH], z[1][X][EACH];  // + 1: an array may not have length 0
   // f(the sums of row e). Sums are stored by sum, then by row, so that loops over e become vector code.
   auto with_sums = [&](int e, auto f) {
     float s[SUMS + 1];
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   };
   for (int sweep = 0; sweep < Policy::SWEEPS; sweep++) {
     bool weighing = sweep == Policy::SWEEPS - 1;
-    for (int e = 0; e < E; e++)
+    for (int e = 0; e < EACH; e++)
       with_sums(e, [&](float* s) { policy.start_sweep(sweep, mask.keys(i0 + mine.held + e), s, mine.first == 0); });
     for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
       // Scores, masked
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 #pragma unroll
         for (int x = 0; x < X; x++)
 #pragma unroll
-          for (int e = 0; e < E; e++)
+          for (int e = 0; e < EACH; e++)
             z[0][x][e] = policy.score(z[0][x][e], float(i0 + mine.held + e + 1), float(j0 + mine.streamed(x) + 1));
       }
 
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       if (!weighing) {
 #pragma unroll
         for (int x = 0; x < X; x++)
-          for (int e = 0; e < E; e++)
+          for (int e = 0; e < EACH; e++)
             with_sums(e, [&](float* s) {
               look_at_score(policy, z[0][x][e], s, float(i0 + mine.held + e + 1), float(j0 + mine.streamed(x) + 1));
             });
@@ -116,8 +118,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 
       // Largest score of each row so far, factor for older sums
       if constexpr (Policy::RESCALES) {
-        float top[E];
-        for (int e = 0; e < E; e++) {
+        float top[EACH];
+        for (int e = 0; e < EACH; e++) {
           top[e] = z[0][0][e];
           for (int x = 1; x < X; x++) top[e] = max(top[e], z[0][x][e]);
         }
@@ -126,24 +128,25 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       __syncthreads();  // the keys have been read, the maxima written
       load_stream<Tile>(stream_tile, v, j0, chunk0);
       if constexpr (Policy::RESCALES) {
-        float top[E];
+        float top[EACH];
         read_neighbours(top, partial + mine.held);
 #pragma unroll 1  // more at a time would spill
         for (int n = 1; n < Tile::SHARERS; n++) {
-          float other[E];
+          float other[EACH];
           read_neighbours(other, partial + n * Tile::HELD + mine.held);
-          for (int e = 0; e < E; e++) top[e] = max(top[e], other[e]);
+          for (int e = 0; e < EACH; e++) top[e] = max(top[e], other[e]);
         }
-        for (int e = 0; e < E; e++) with_sums(e, [&](float* s) { top[e] = policy.rescale(s, top[e]); });  // now factors
+        for (int e = 0; e < EACH; e++)
+          with_sums(e, [&](float* s) { top[e] = policy.rescale(s, top[e]); });  // now factors
         if (mine.first == 0) write_neighbours(factors + mine.held, top);
       }
 
       // Weights
 #pragma unroll
       for (int x = 0; x < X; x++) {
-        float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
+        float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + bank_padded(mine.held);
 #pragma unroll
-        for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
+        for (int e0 = 0; e0 < EACH; e0 += AT_ONCE) {
           float weights[OUTPUTS][AT_ONCE], row[CONSTANTS + 1][AT_ONCE];
           for (int n = 0; n < CONSTANTS; n++) read_neighbours(row[n], constants + n * Tile::HELD + mine.held + e0);
           for (int e = 0; e < AT_ONCE; e++) {
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       if constexpr (Policy::RESCALES) {
         for (int r = 0; r < R; r++)
           for (int n = 0; n < OUTPUTS; n++)
-            for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[ours.held + r];
+            for (int e = 0; e < EACH; e++) out_sum[n][r][e] *= factors[ours.held + r];
       }
       for (int n = 0; n < OUTPUTS; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
@@ -177,16 +180,16 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     if (mine.first != 0) continue;
 #pragma unroll 1
     for (int m = 1; m < Tile::SHARERS; m++) {
-      float other[SUMS + 1][E];
+      float other[SUMS + 1][EACH];
       for (int n = 0; n < SUMS; n++)
         read_neighbours(other[n], partial + (n * Tile::SHARERS + m) * Tile::HELD + mine.held);
-      for (int e = 0; e < E; e++) {
+      for (int e = 0; e < EACH; e++) {
         float o[SUMS + 1];
         for (int n = 0; n < SUMS; n++) o[n] = other[n][e];
         with_sums(e, [&](float* s) { policy.merge(sweep, s, o); });
       }
     }
-    for (int e = 0; e < E; e++) {
+    for (int e = 0; e < EACH; e++) {
       int r = mine.held + e, i = i0 + r;
       float c[CONSTANTS + 1], factor[OUTPUTS], saved[Policy::SAVED + 1];
       if (!weighing) {
@@ -199,7 +202,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       for (int n = 0; n < OUTPUTS; n++) factors[n * Tile::HELD + r] = factor[n];
       if (!stats || place.chunk != 0 || i >= shape.T) continue;
       for (int n = 0; n < Policy::SAVED; n++)
-        stats[n * shape.rows(gridDim.z) + (size_t(place.b) * shape.H + place.h) * shape.T + i] = saved[n];
+        stats[n * shape.rows() + shape.first_row(place.b, place.h) + i] = saved[n];
     }
   }
   __syncthreads();
@@ -210,13 +213,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     int i = i0 + ours.held + r;
     if (i >= shape.T || ours.channel >= width) continue;
     for (int n = 0; n < OUTPUTS; n++)
-      for (int e = 0; e < E; e++) out_sum[n][r][e] *= factors[n * Tile::HELD + ours.held + r];
+      for (int e = 0; e < EACH; e++) out_sum[n][r][e] *= factors[n * Tile::HELD + ours.held + r];
     T* to = out + (size_t(place.b) * shape.T + i) * A + size_t(place.h) * shape.D;
     store_channels(to, out_sum[0][r], chunk0 + ours.channel, shape.D, shape.wide);
     if constexpr (OUTPUTS > 1)
       if (stats) {
-        float* second = stats + Policy::SAVED * shape.rows(gridDim.z);
-        second += ((size_t(place.b) * shape.H + place.h) * shape.T + i) * shape.D;
+        float* second = stats + Policy::SAVED * shape.rows();
+        second += (shape.first_row(place.b, place.h) + i) * shape.D;
         store_channels(second, out_sum[1][r], chunk0 + ours.channel, shape.D, false);
       }
   }
@@ -228,8 +231,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     attention_backward_keys_kernel(T* dqkv, float* dz_by_key, const T* dout, const float* rows, const T* qkv,
-                                   KernelSettings settings, Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
+                                   KernelSettings settings, KernelShape shape) {
+  constexpr int X = Tile::STREAMED_EACH, R = Tile::SUM_ROWS, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                // k, v
   float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;  // q, dO
@@ -241,14 +244,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   int j0 = place.row, chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
   Head<T> held[2] = {head_of_qkv(qkv, 1, place.b, place.h, shape), head_of_qkv(qkv, 2, place.b, place.h, shape)};
   Head<T> streamed[2] = {head_of_qkv(qkv, 0, place.b, place.h, shape), head_of_out(dout, place.b, place.h, shape)};
-  size_t count = shape.rows(gridDim.z);
-  size_t head = (size_t(place.b) * shape.H + place.h) * shape.T;
-  rows += head;
+  size_t count = shape.rows(), first_row = shape.first_row(place.b, place.h);
+  rows += first_row;
   Policy policy(settings, 0, place.h);
-  Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
+  Mask mask(settings, shape.T, shape.head_of(place.b, place.h));
   auto tiles = mask.template query_tiles<Tile::STREAM>(j0, Tile::HELD);
 
-  float dk[R][E] = {}, dv[R][E] = {}, z[2][X][E], dz_sums[Tile::ROWS_EACH] = {};
+  float dk[R][EACH] = {}, dv[R][EACH] = {}, z[2][X][EACH], dz_sums[Tile::ROWS_EACH] = {};
   for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
     // Scores, masked, and dP
     score_tiles<Tile>(z, held_tiles, stream_tiles, held, j0, streamed, i0, place, i0 == tiles.begin);
@@ -261,9 +263,9 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       int i = i0 + mine.streamed(x);
       float row[ROW_VALUES + 1];
       for (int n = 0; n < ROW_VALUES; n++) row[n] = i < shape.T ? rows[n * count + i] : 0;
-      int to = mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
+      int to = mine.streamed(x) * Tile::HELD_STRIDE + bank_padded(mine.held);
 #pragma unroll
-      for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
+      for (int e0 = 0; e0 < EACH; e0 += AT_ONCE) {
         float p[AT_ONCE], dz[AT_ONCE];
         for (int e = 0; e < AT_ONCE; e++)
           score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e], float(i + 1),
@@ -290,15 +292,15 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to + A, dv[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (mask.bias && place.chunk == 0) store_held_row_sums<Tile>(dz_by_key + head + j0, dz_sums, shape.T - j0);
+    if (mask.bias && place.chunk == 0) store_held_row_sums<Tile>(dz_by_key + first_row + j0, dz_sums, shape.T - j0);
 }
 
 // Queries are held, keys stream past: dq = sum of dz k, over the keys that a query sees.
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    attention_backward_queries_kernel(T* dqkv, float* dz_by_query, const T* dout, const float* rows, const T* qkv,
-                                      KernelSettings settings, Shape shape) {
-  constexpr int X = Tile::X, R = Tile::R, ROW_VALUES = Policy::ROW_VALUES;
+    attention_backward_queries_kernel(T* dqkv, float* dz_by_query, float* learned_sums, const T* dout,
+                                      const float* rows, const T* qkv, KernelSettings settings, KernelShape shape) {
+  constexpr int X = Tile::STREAMED_EACH, R = Tile::SUM_ROWS, ROW_VALUES = Policy::ROW_VALUES;
   DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                // q, dO
   float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;  // k, v
@@ -310,14 +312,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   int i0 = place.row, chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
   Head<T> held[2] = {head_of_qkv(qkv, 0, place.b, place.h, shape), head_of_out(dout, place.b, place.h, shape)};
   Head<T> streamed[2] = {head_of_qkv(qkv, 1, place.b, place.h, shape), head_of_qkv(qkv, 2, place.b, place.h, shape)};
-  size_t count = shape.rows(gridDim.z);
-  size_t head = (size_t(place.b) * shape.H + place.h) * shape.T;
-  rows += head;
+  size_t count = shape.rows(), first_row = shape.first_row(place.b, place.h);
+  rows += first_row;
   Policy policy(settings, 0, place.h);
-  Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
+  Mask mask(settings, shape.T, shape.head_of(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
-  float dq[R][E] = {}, z[2][X][E], dz_sums[Tile::ROWS_EACH] = {}, learned[E][Policy::LEARNED + 1] = {};
+  float dq[R][EACH] = {}, z[2][X][EACH], dz_sums[Tile::ROWS_EACH] = {}, learned[EACH][Policy::LEARNED + 1] = {};
   for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
     int i = i0 + n % Tile::HELD;
     row_tile[n] = i < shape.T ? rows[n / Tile::HELD * count + i] : 0;
@@ -331,9 +332,9 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     // dz
 #pragma unroll
     for (int x = 0; x < X; x++) {
-      float* to = dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
+      float* to = dz_tile + mine.streamed(x) * Tile::HELD_STRIDE + bank_padded(mine.held);
 #pragma unroll
-      for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
+      for (int e0 = 0; e0 < EACH; e0 += AT_ONCE) {
         float dz[AT_ONCE], row[ROW_VALUES + 1][AT_ONCE];
         for (int n = 0; n < ROW_VALUES; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
 #pragma unroll
@@ -362,64 +363,65 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     store_channels(to, dq[r], chunk0 + ours.channel, shape.D, shape.wide);
   }
   if constexpr (Mask::ADDS)
-    if (mask.bias && place.chunk == 0) store_held_row_sums<Tile>(dz_by_query + head + i0, dz_sums, shape.T - i0);
+    if (mask.bias && place.chunk == 0) store_held_row_sums<Tile>(dz_by_query + first_row + i0, dz_sums, shape.T - i0);
 
       // Sums for learned numbers: of the threads that share a row, always in the same order
 #pragma unroll
   for (int l = 0; l < Policy::LEARNED; l++) {
     __syncthreads();
 #pragma unroll
-    for (int e = 0; e < E; e++) dz_tile[mine.first * Tile::HELD + mine.held + e] = learned[e][l];
+    for (int e = 0; e < EACH; e++) dz_tile[mine.first * Tile::HELD + mine.held + e] = learned[e][l];
     __syncthreads();
     for (int r = threadIdx.x; r < Tile::HELD && place.chunk == 0; r += Tile::THREADS) {
       float sum = 0;
       for (int n = 0; n < Tile::SHARERS; n++) sum += dz_tile[n * Tile::HELD + r];
-      if (i0 + r < shape.T) settings.learned_sums[l * count + head + i0 + r] = sum;
+      if (i0 + r < shape.T) learned_sums[l * count + first_row + i0 + r] = sum;
     }
   }
 }
 
-// ---- figures of the weights: queries are held, keys stream past
+// ---- statistics of the weights: queries are held, keys stream past
 
-// The bin of RowFigure::REACH: the length of the distance as a binary number. Exact up to 2^24.
+// The bin of RowStatistic::REACH: the length of the distance as a binary number. Exact up to 2^24.
 __device__ inline int reach_bin(int distance) { return max((__float_as_int(float(distance)) >> 23) - 126, 0); }
 
 // Which of the tile's weights a thread adds up: those of ROWS held rows, a vector on a CPU, and of a part of the keys.
-template <class Tile> struct FigurePlace {
-  static constexpr int ROWS = on_cpu ? E : 1, PARTS = on_cpu ? 1 : Tile::THREADS / Tile::HELD;
+template <class Tile> struct StatisticPlace {
+  static constexpr int ROWS = on_cpu ? EACH : 1, PARTS = on_cpu ? 1 : Tile::THREADS / Tile::HELD;
   static constexpr int KEYS = Tile::STREAM / PARTS;
   static_assert(PARTS >= 1 && Tile::STREAM % PARTS == 0);
   int held = int(threadIdx.x) % (Tile::HELD / ROWS) * ROWS, part = int(threadIdx.x) / (Tile::HELD / ROWS);
 };
 
-// sums [PARTS][count][HELD] += the figures of a tile of weights, -1 where a row does not see the key.
+// sums [PARTS][count][HELD] += the statistics of a tile of weights, -1 where a row does not see the key.
 template <class Tile>
-__device__ CPU_OUT_OF_LINE void add_figures(float* sums, const float* weight_tile, int i0, int j0, int count) {
-  constexpr int ROWS = FigurePlace<Tile>::ROWS, PARTS = FigurePlace<Tile>::PARTS, KEYS = FigurePlace<Tile>::KEYS;
-  FigurePlace<Tile> ours;
+__device__ CPU_OUT_OF_LINE void add_statistics(float* sums, const float* weight_tile, int i0, int j0, int count) {
+  constexpr int ROWS = StatisticPlace<Tile>::ROWS, PARTS = StatisticPlace<Tile>::PARTS,
+                KEYS = StatisticPlace<Tile>::KEYS;
+  StatisticPlace<Tile> ours;
   if (ours.part >= PARTS) return;
   sums += size_t(ours.part) * count * Tile::HELD + ours.held;
-  float sum[RowFigure::REACH][ROWS];
-  for (int n = 0; n < RowFigure::REACH; n++)
+  float sum[RowStatistic::REACH][ROWS];
+  for (int n = 0; n < RowStatistic::REACH; n++)
     for (int r = 0; r < ROWS; r++) sum[n][r] = sums[n * Tile::HELD + r];
   for (int s = ours.part * KEYS; s < (ours.part + 1) * KEYS; s++) {
     int distance = i0 + ours.held - (j0 + s);  // of the first row
     if (distance + ROWS <= 0) break;
-    const float* weights = weight_tile + s * Tile::HELD_STRIDE + at(ours.held);
+    const float* weights = weight_tile + s * Tile::HELD_STRIDE + bank_padded(ours.held);
     float p[ROWS], first = j0 + s == 0 ? 1 : 0;
     for (int r = 0; r < ROWS; r++) {
       p[r] = max(weights[r], 0.0f);
-      sum[RowFigure::SUM][r] += p[r];
-      sum[RowFigure::P_LOG_P][r] = fmaf(p[r], log_normal(max(p[r], 0x1p-126f)), sum[RowFigure::P_LOG_P][r]);
-      sum[RowFigure::FIRST][r] = fmaf(first, p[r], sum[RowFigure::FIRST][r]);
-      sum[RowFigure::LARGEST][r] = max(sum[RowFigure::LARGEST][r], p[r]);
-      sum[RowFigure::DISTANCE][r] = fmaf(p[r], float(distance + r), sum[RowFigure::DISTANCE][r]);
-      sum[RowFigure::ZEROS][r] += weights[r] == 0 ? 1.0f : 0.0f;
-      sum[RowFigure::KEYS][r] += weights[r] >= 0 ? 1.0f : 0.0f;
+      sum[RowStatistic::SUM][r] += p[r];
+      sum[RowStatistic::P_LOG_P][r] = fmaf(p[r], log_normal(max(p[r], 0x1p-126f)), sum[RowStatistic::P_LOG_P][r]);
+      sum[RowStatistic::FIRST][r] = fmaf(first, p[r], sum[RowStatistic::FIRST][r]);
+      sum[RowStatistic::LARGEST][r] = max(sum[RowStatistic::LARGEST][r], p[r]);
+      sum[RowStatistic::DISTANCE][r] = fmaf(p[r], float(distance + r), sum[RowStatistic::DISTANCE][r]);
+      sum[RowStatistic::ZEROS][r] += weights[r] == 0 ? 1.0f : 0.0f;
+      sum[RowStatistic::KEYS][r] += weights[r] >= 0 ? 1.0f : 0.0f;
     }
-    float* reach = sums + RowFigure::REACH * Tile::HELD;
+    float* reach = sums + RowStatistic::REACH * Tile::HELD;
     // Rows beyond T, which are never written, have distances beyond the last bin.
-    auto bin = [&](int d) { return min(reach_bin(max(d, 0)), count - RowFigure::REACH - 1); };
+    auto bin = [&](int d) { return min(reach_bin(max(d, 0)), count - RowStatistic::REACH - 1); };
     int near = bin(distance), far = bin(distance + ROWS - 1);
     if (near == far) {
       for (int r = 0; r < ROWS; r++) reach[near * Tile::HELD + r] += p[r];
@@ -427,15 +429,15 @@ __device__ CPU_OUT_OF_LINE void add_figures(float* sums, const float* weight_til
       for (int r = 0; r < ROWS; r++) reach[bin(distance + r) * Tile::HELD + r] += p[r];
     }
   }
-  for (int n = 0; n < RowFigure::REACH; n++)
+  for (int n = 0; n < RowStatistic::REACH; n++)
     for (int r = 0; r < ROWS; r++) sums[n * Tile::HELD + r] = sum[n][r];
 }
 
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    attention_diagnose_kernel(float* figures, const float* stats, const T* qkv, KernelSettings settings, Shape shape,
-                              int count) {
-  constexpr int X = Tile::X, ROW_VALUES = Policy::ROW_VALUES, PARTS = FigurePlace<Tile>::PARTS;
+    attention_diagnose_kernel(float* statistics, const float* stats, const T* qkv, KernelSettings settings,
+                              KernelShape shape, int count) {
+  constexpr int X = Tile::STREAMED_EACH, ROW_VALUES = Policy::ROW_VALUES, PARTS = StatisticPlace<Tile>::PARTS;
   DYNAMIC_SHARED(float, shared);
   float* query_tile = shared;
   float* key_tile = query_tile + Tile::HELD_FLOATS;
@@ -447,9 +449,9 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   ScorePlace<Tile> mine;
   int i0 = place.row;
   Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
-  size_t all_rows = shape.rows(gridDim.z), first_row = (size_t(place.b) * shape.H + place.h) * shape.T;
+  size_t all_rows = shape.rows(), first_row = shape.first_row(place.b, place.h);
   Policy policy(settings, 0, place.h);
-  Mask mask(settings, shape.T, size_t(place.b) * shape.H + place.h);
+  Mask mask(settings, shape.T, shape.head_of(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
   for (int n = threadIdx.x; n < PARTS * count * Tile::HELD; n += Tile::THREADS) all_sums[n] = 0;
@@ -461,7 +463,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     }
     for (int n = 0; n < ROW_VALUES; n++) row_tile[n * Tile::HELD + r] = row[n];
   }
-  float z[1][X][E];
+  float z[1][X][EACH];
   for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
     // Scores, masked
     score_tiles<Tile>(z, query_tile, key_tile, q, i0, k, j0, place, j0 == tiles.begin);
@@ -470,9 +472,9 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     // Weights
 #pragma unroll
     for (int x = 0; x < X; x++) {
-      float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + at(mine.held);
+      float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + bank_padded(mine.held);
 #pragma unroll
-      for (int e0 = 0; e0 < E; e0 += AT_ONCE) {
+      for (int e0 = 0; e0 < EACH; e0 += AT_ONCE) {
         float weights[AT_ONCE], row[ROW_VALUES + 1][AT_ONCE];
         for (int n = 0; n < ROW_VALUES; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
         for (int e = 0; e < AT_ONCE; e++) {
@@ -487,7 +489,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     }
     __syncthreads();
 
-    add_figures<Tile>(all_sums, weight_tile, i0, j0, count);
+    add_statistics<Tile>(all_sums, weight_tile, i0, j0, count);
   }
   __syncthreads();
 
@@ -498,9 +500,9 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     float sum = all_sums[n];
     for (int part = 1; part < PARTS; part++) {
       float other = all_sums[part * count * Tile::HELD + n];
-      sum = n / Tile::HELD == RowFigure::LARGEST ? max(sum, other) : sum + other;
+      sum = n / Tile::HELD == RowStatistic::LARGEST ? max(sum, other) : sum + other;
     }
-    figures[(n / Tile::HELD) * all_rows + first_row + i] = sum;
+    statistics[(n / Tile::HELD) * all_rows + first_row + i] = sum;
   }
 }
 
@@ -516,53 +518,50 @@ template <bool CPU, class F> void with_general_width(int D, F f) {
   (std::integer_sequence<int, GENERAL_WIDTHS>());
 }
 
-template <class Tile> dim3 grid_of(const Shape& s, int B) {
-  return dim3((s.T + Tile::HELD - 1) / Tile::HELD * s.chunks(Tile::CHANNELS), s.H, B);
+template <class Tile> dim3 grid_of(const KernelShape& s) {
+  return dim3(s.tiles(Tile::HELD) * s.chunks(Tile::CHANNELS), s.H, s.B);
 }
 
 // Floor: 2 T^2 D FLOPs per head and product pair (causal), at float32's rate of the plain units; bytes 4 N A elements.
 // If scores take C chunks (D > 128), the work is (C + 1) / 2 times as much.
 template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_forward(const ForwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
-  int B = c.call.shape.B;
+  KernelShape shape = kernel_shape<T>(c.call, {c.out, c.qkv});
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS > 1 || BY_PLACE<Policy>, CPU)>;
     size_t floats = Tile::template FORWARD_FLOATS<Policy>;
-    LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
 // Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
 template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_backward(const BackwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
-  int B = c.call.shape.B;
-  row_values<T, Policy, Mask>(c, shape);
+  KernelShape shape = kernel_shape<T>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
+  write_row_values<T, Policy, Mask>(c, shape);
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_PLACE<Policy>, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
-    LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
-           floats * sizeof(float), c.call.stream, c.dqkv, c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings,
-           shape);
-    LAUNCH((attention_backward_queries_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape), dim3(Tile::THREADS),
+           floats * sizeof(float), c.call.stream, c.dqkv, c.workspace.dz_by_key, c.dout, c.workspace.row_values, c.qkv,
+           c.settings, shape);
+    LAUNCH((attention_backward_queries_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape), dim3(Tile::THREADS),
            (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.call.stream, c.dqkv,
-           c.dz_sums.by_query, c.dout, c.workspace, c.qkv, c.settings, shape);
+           c.workspace.dz_by_query, c.workspace.learned_sums, c.dout, c.workspace.row_values, c.qkv, c.settings, shape);
   });
 }
 
 // Floor: a product of T^2 D FLOPs per head, and some 20 operations for each pair.
 template <class T, class Policy, class Mask>
-void general_diagnose(float* figures, const float* stats, const T* qkv, const AttentionCall<T>& call,
+void general_diagnose(float* statistics, const float* stats, const T* qkv, const AttentionCall<T>& call,
                       const KernelSettings& settings) {
-  Shape shape = shape_of<T>(call, {qkv});
+  KernelShape shape = kernel_shape<T>(call, {qkv});
   with_general_width<on_cpu>(call.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_PLACE<Policy>, on_cpu)>;
-    int count = row_figures(call.shape.T);
+    int count = row_statistics(call.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
-                    (Policy::ROW_VALUES + FigurePlace<Tile>::PARTS * count) * Tile::HELD;
-    LAUNCH((attention_diagnose_kernel<T, Policy, Mask, Tile>),
-           dim3(blocks_for(call.shape.T, Tile::HELD), call.shape.H, call.shape.B), dim3(Tile::THREADS),
-           floats * sizeof(float), call.stream, figures, stats, qkv, settings, shape, count);
+                    (Policy::ROW_VALUES + StatisticPlace<Tile>::PARTS * count) * Tile::HELD;
+    LAUNCH((attention_diagnose_kernel<T, Policy, Mask, Tile>), dim3(shape.tiles(Tile::HELD), shape.H, shape.B),
+           dim3(Tile::THREADS), floats * sizeof(float), call.stream, statistics, stats, qkv, settings, shape, count);
   });
 }
 
@@ -586,10 +585,10 @@ template <class T, class File> bool add_general_of(Kind kind) {
   f.backward = [](const BackwardCall<T>& c) {
     Policies::choose(c.settings, [&]<class Policy>() { general_backward<T, Policy, Mask>(c); });
   };
-  f.diagnose = [](float* figures, const float* stats, const T* qkv, const AttentionCall<T>& call,
+  f.diagnose = [](float* statistics, const float* stats, const T* qkv, const AttentionCall<T>& call,
                   const KernelSettings& settings) {
-    Policies::choose(settings,
-                     [&]<class Policy>() { general_diagnose<T, Policy, Mask>(figures, stats, qkv, call, settings); });
+    Policies::choose(
+        settings, [&]<class Policy>() { general_diagnose<T, Policy, Mask>(statistics, stats, qkv, call, settings); });
   };
   return add_family(kind, f);
 }

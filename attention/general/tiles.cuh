@@ -1,11 +1,12 @@
 // The parts of the general attention kernels. A block holds a tile of rows of one sequence (queries, or keys) and lets
 // the rows of the other stream past it, in float32 whatever the type in memory is:
-//   held tile    [channel][row]             transposed, so that a thread reads E neighbouring rows at once
+//   held tile    [channel][row]             transposed, so that a thread reads EACH neighbouring rows at once
 //   stream tile  [row][channel]             as in memory
 //   weight tile  [streamed row][held row]
-// There are two products: scores (summed over channels) and sums (over streamed rows). In both a thread multiplies E
-// neighbouring floats by single ones that its neighbours read too: add_products() of gpu.cuh. E = 16 is four 16-byte
-// reads on a GPU, and two AVX registers or one of AVX-512 on a CPU, where g++ makes vector code of the policies' loops.
+// There are two products: scores (summed over channels) and sums (over streamed rows). In both a thread multiplies EACH
+// neighbouring floats by single ones that its neighbours read too: add_products() of gpu.cuh. 16 of them are four
+// 16-byte reads on a GPU, and two AVX registers or one of AVX-512 on a CPU, where g++ makes vector code of the
+// policies' loops.
 #pragma once
 #include <utility>
 
@@ -39,10 +40,10 @@ constexpr GeneralSize general_backward_size(int width, bool heavy, bool cpu) {
   return {16, 64, 64};                   // with twice the channels, half the held rows: 98 KB
 }
 
-inline constexpr int E = 16;
+inline constexpr int EACH = 16;  // neighbouring floats that a thread works on
 // How many of these a policy works on at once: all on a CPU, where they are a vector; fewer on a GPU, where their
 // temporaries take registers.
-inline constexpr int AT_ONCE = on_cpu ? E : 4;
+inline constexpr int AT_ONCE = on_cpu ? EACH : 4;
 
 // f(0), ..., f(N - 1), unrolled, so that arrays indexed by the argument stay in registers on both machines.
 template <int N, class F> __device__ __forceinline__ void unrolled(F f) {
@@ -51,20 +52,21 @@ template <int N, class F> __device__ __forceinline__ void unrolled(F f) {
 }
 
 // Column c of a row in shared memory: 4 floats of padding after every 32, so that the 16-byte reads of neighbouring
-// threads, E floats apart, fall into different banks.
-__host__ __device__ constexpr int at(int c) { return c + (c >> 5) * 4; }
+// threads, EACH floats apart, fall into different banks.
+__host__ __device__ constexpr int bank_padded(int c) { return c + (c >> 5) * 4; }
 
 // CHANNELS of the head at a time (larger heads come in chunks), HELD and STREAM rows, THREADS of a block.
 template <int CHANNELS_, GeneralSize SIZE> struct GeneralTile {
   static constexpr int CHANNELS = CHANNELS_, HELD = SIZE.held, STREAM = SIZE.stream, THREADS = SIZE.threads;
   // streamed rows begin in 8 different banks (an odd multiple of 4 floats apart)
-  static constexpr int HELD_STRIDE = at(HELD), STREAM_STRIDE = at(CHANNELS) + (at(CHANNELS) % 8 ? 0 : 4);
+  static constexpr int HELD_STRIDE = bank_padded(HELD),
+                       STREAM_STRIDE = bank_padded(CHANNELS) + (bank_padded(CHANNELS) % 8 ? 0 : 4);
   static constexpr int HELD_FLOATS = CHANNELS * HELD_STRIDE, STREAM_FLOATS = STREAM * STREAM_STRIDE,
                        WEIGHT_FLOATS = STREAM * HELD_STRIDE;
-  // scores: a thread has E held rows x X streamed rows, streamed rows lie SHARERS apart
-  static constexpr int SHARERS = THREADS / (HELD / E), X = STREAM / SHARERS;
-  // sums: a thread has R held rows x E channels
-  static constexpr int COLUMN_GROUPS = CHANNELS / E, R = HELD / (THREADS / COLUMN_GROUPS);
+  // scores: a thread has EACH held rows x STREAMED_EACH streamed rows, which lie SHARERS apart
+  static constexpr int SHARERS = THREADS / (HELD / EACH), STREAMED_EACH = STREAM / SHARERS;
+  // sums: a thread has SUM_ROWS held rows x EACH channels
+  static constexpr int COLUMN_GROUPS = CHANNELS / EACH, SUM_ROWS = HELD / (THREADS / COLUMN_GROUPS);
   static constexpr int ROWS_EACH = (HELD + THREADS - 1) / THREADS;  // held rows of a thread, where each has one thread
   // of shared memory: the forward, and the backward by keys
   template <class Policy>
@@ -74,8 +76,9 @@ template <int CHANNELS_, GeneralSize SIZE> struct GeneralTile {
   // at least this many blocks on a multiprocessor: that permits the 255 registers that a thread can have (without it
   // the compiler aims lower)
   static constexpr int BLOCKS = 256 / THREADS;
-  static_assert(HELD % E == 0 && THREADS % (HELD / E) == 0 && STREAM % SHARERS == 0 && X >= 1);
-  static_assert(THREADS % COLUMN_GROUPS == 0 && HELD % (THREADS / COLUMN_GROUPS) == 0 && R >= 1 && 32 % R == 0);
+  static_assert(HELD % EACH == 0 && THREADS % (HELD / EACH) == 0 && STREAM % SHARERS == 0 && STREAMED_EACH >= 1);
+  static_assert(THREADS % COLUMN_GROUPS == 0 && HELD % (THREADS / COLUMN_GROUPS) == 0 && SUM_ROWS >= 1 &&
+                32 % SUM_ROWS == 0);
   static_assert(THREADS % HELD == 0 || HELD % THREADS == 0);
 };
 
@@ -91,11 +94,11 @@ __device__ __forceinline__ void read_channels(float (&v)[W], const Head<T>& head
   }
 }
 
-// tile [channel][at(row)] = rows r0.. , channels c0.. up to the next multiple of 8 beyond the head's last. On a CPU a
-// thread takes E rows at once: their reads wait for memory together, and their channels are written as vectors.
+// tile [channel][bank_padded(row)] = rows r0.. , channels c0.. up to the next multiple of 8 beyond the head's last. On
+// a CPU a thread takes EACH rows at once: their reads wait for memory together, their channels are written as vectors.
 template <class Tile, int W, class T>
 __device__ __forceinline__ void load_held_by(float* tile, const Head<T>& head, int r0, int c0) {
-  constexpr int TOGETHER = on_cpu ? E : 1, GROUPS = Tile::HELD / TOGETHER;
+  constexpr int TOGETHER = on_cpu ? EACH : 1, GROUPS = Tile::HELD / TOGETHER;
   constexpr int EACH = GROUPS < Tile::THREADS ? GROUPS : Tile::THREADS, PARTS = Tile::THREADS / EACH;
   int depth = min(Tile::CHANNELS, round_up_8(head.D - c0));
   for (int r = threadIdx.x % EACH * TOGETHER; r < Tile::HELD; r += EACH * TOGETHER) {
@@ -103,7 +106,7 @@ __device__ __forceinline__ void load_held_by(float* tile, const Head<T>& head, i
       float v[TOGETHER][W];
       for (int n = 0; n < TOGETHER; n++) read_channels(v[n], head, r0 + r + n, c0 + d);
       for (int i = 0; i < W; i++)
-        for (int n = 0; n < TOGETHER; n++) tile[(d + i) * Tile::HELD_STRIDE + at(r) + n] = v[n][i];
+        for (int n = 0; n < TOGETHER; n++) tile[(d + i) * Tile::HELD_STRIDE + bank_padded(r) + n] = v[n][i];
     }
   }
 }
@@ -113,7 +116,7 @@ __device__ CPU_OUT_OF_LINE void load_held(float* tile, const Head<T>& head, int 
   else load_held_by<Tile, 1>(tile, head, r0, c0);
 }
 
-// tile [row][at(channel)], the same range.
+// tile [row][bank_padded(channel)], the same range.
 template <class Tile, int W, class T>
 __device__ __forceinline__ void load_stream_by(float* tile, const Head<T>& head, int r0, int c0) {
   constexpr int PER_ROW = Tile::CHANNELS / W;
@@ -123,7 +126,7 @@ __device__ __forceinline__ void load_stream_by(float* tile, const Head<T>& head,
     if (d >= depth) continue;
     float v[W];
     read_channels(v, head, r0 + r, c0 + d);
-    float* to = tile + r * Tile::STREAM_STRIDE + at(d);
+    float* to = tile + r * Tile::STREAM_STRIDE + bank_padded(d);
     if constexpr (W == 1) {
       to[0] = v[0];
     } else {
@@ -149,50 +152,48 @@ template <int N> __device__ __forceinline__ void write_neighbours(float* x, cons
   for (int i = 0; i < N; i += 4) store16(x + i, Pack<float>{{v[i], v[i + 1], v[i + 2], v[i + 3]}});
 }
 
-// A thread's part of the scores: E held rows from `held`, and the streamed rows first, first + SHARERS, ...
+// A thread's part of the scores: EACH held rows from `held`, and the streamed rows first, first + SHARERS, ...
 template <class Tile> struct ScorePlace {
-  int held = int(threadIdx.x) % (Tile::HELD / E) * E, first = int(threadIdx.x) / (Tile::HELD / E);
+  int held = int(threadIdx.x) % (Tile::HELD / EACH) * EACH, first = int(threadIdx.x) / (Tile::HELD / EACH);
   __device__ __forceinline__ int streamed(int x) const { return first + x * Tile::SHARERS; }
 };
 
 // z[x][e] += sum over channels of stream[row x][channel] held[channel][row e]; depth channels, a multiple of 8.
 template <class Tile>
-__device__ __forceinline__ void add_scores(float (&z)[Tile::X][E], const float* stream, const float* held, int depth) {
+__device__ __forceinline__ void add_scores(float (&z)[Tile::STREAMED_EACH][EACH], const float* stream,
+                                           const float* held, int depth) {
   ScorePlace<Tile> place;
   stream += place.first * Tile::STREAM_STRIDE;
-  held += at(place.held);
+  held += bank_padded(place.held);
   constexpr int STEP = on_cpu ? 32 : 8;  // a count that is constant takes fewer of a GPU's registers
   for (int d = 0; d < depth; d += STEP)
-    add_products(z, on_cpu ? min(STEP, depth - d) : STEP, stream + at(d), Tile::SHARERS * Tile::STREAM_STRIDE, 1,
-                 held + d * Tile::HELD_STRIDE, Tile::HELD_STRIDE);
+    add_products(z, on_cpu ? min(STEP, depth - d) : STEP, stream + bank_padded(d), Tile::SHARERS * Tile::STREAM_STRIDE,
+                 1, held + d * Tile::HELD_STRIDE, Tile::HELD_STRIDE);
 }
 
 // Scores z[x][e] of held rows from held0 and streamed rows from stream0 as the mask wants them; KEYS: keys are held.
 template <class Tile, bool KEYS, class Mask>
-__device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::X][E], const Mask& mask, int held0, int stream0) {
+__device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::STREAMED_EACH][EACH], const Mask& mask, int held0,
+                                            int stream0) {
   ScorePlace<Tile> mine;
   int first = held0 + mine.held;
   if constexpr (Mask::ADDS) {
     if (mask.bias) {
       double origin = mask.exact(first);
-      float held[E];
-      for (int e = 0; e < E; e++) held[e] = float(mask.exact(first + e) - origin);
-      for (int x = 0; x < Tile::X; x++) {
+      float held[EACH];
+      for (int e = 0; e < EACH; e++) held[e] = float(mask.exact(first + e) - origin);
+      for (int x = 0; x < Tile::STREAMED_EACH; x++) {
         float streamed = float(mask.exact(stream0 + mine.streamed(x)) - origin);
-        for (int e = 0; e < E; e++) z[x][e] += KEYS ? streamed - held[e] : held[e] - streamed;
+        for (int e = 0; e < EACH; e++) z[x][e] += KEYS ? streamed - held[e] : held[e] - streamed;
       }
     }
   }
-  bool cut = mask.template cuts<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM);
-  if (!cut && mask.template below<KEYS>(held0, Tile::HELD, stream0, Tile::STREAM)) return;
-  auto hide = [&](auto sees) {
-    for (int x = 0; x < Tile::X; x++) {
+  hide_scores<KEYS>(mask, held0, Tile::HELD, stream0, Tile::STREAM, [&](auto sees) {
+    for (int x = 0; x < Tile::STREAMED_EACH; x++) {
       int streamed = stream0 + mine.streamed(x);
-      for (int e = 0; e < E; e++) z[x][e] = !sees(first + e, streamed) ? -INFINITY : z[x][e];
+      for (int e = 0; e < EACH; e++) z[x][e] = !sees(first + e, streamed) ? -INFINITY : z[x][e];
     }
-  };
-  if (cut) hide([&](int held, int streamed) { return mask.template sees<KEYS>(held, streamed); });
-  else hide([&](int held, int streamed) { return mask.Causal::template sees<KEYS>(held, streamed); });
+  });
 }
 
 // With a bias: sums[n] += the sum over a weight tile's streamed rows of dz of held row threadIdx.x + n THREADS.
@@ -202,7 +203,7 @@ __device__ __forceinline__ void add_held_row_sums(float (&sums)[Tile::ROWS_EACH]
     int row = threadIdx.x + n * Tile::THREADS;
     if (row >= Tile::HELD) return;
     float sum = 0;
-    for (int s = 0; s < Tile::STREAM; s++) sum += dz[s * Tile::HELD_STRIDE + at(row)];
+    for (int s = 0; s < Tile::STREAM; s++) sum += dz[s * Tile::HELD_STRIDE + bank_padded(row)];
     sums[n] += sum;
   }
 }
@@ -213,29 +214,32 @@ __device__ __forceinline__ void store_held_row_sums(float* to, const float (&sum
     if (int row = threadIdx.x + n * Tile::THREADS; row < min(Tile::HELD, rows)) to[row] = sums[n];
 }
 
-// A thread's part of the sums: R held rows from `held`, and E channels from `channel`.
+// A thread's part of the sums: SUM_ROWS held rows from `held`, and EACH channels from `channel`.
 template <class Tile> struct SumPlace {
-  int held = int(threadIdx.x) / Tile::COLUMN_GROUPS * Tile::R, channel = int(threadIdx.x) % Tile::COLUMN_GROUPS * E;
+  int held = int(threadIdx.x) / Tile::COLUMN_GROUPS * Tile::SUM_ROWS,
+      channel = int(threadIdx.x) % Tile::COLUMN_GROUPS * EACH;
 };
 
 // sum[r][e] += sum over streamed rows s of weights[s][row r] stream[s][channel e].
 template <class Tile>
-__device__ __forceinline__ void add_sums(float (&sum)[Tile::R][E], const float* weights, const float* stream) {
+__device__ __forceinline__ void add_sums(float (&sum)[Tile::SUM_ROWS][EACH], const float* weights,
+                                         const float* stream) {
   SumPlace<Tile> place;
-  add_products(sum, Tile::STREAM, weights + at(place.held), 1, Tile::HELD_STRIDE, stream + at(place.channel),
-               Tile::STREAM_STRIDE);
+  add_products(sum, Tile::STREAM, weights + bank_padded(place.held), 1, Tile::HELD_STRIDE,
+               stream + bank_padded(place.channel), Tile::STREAM_STRIDE);
 }
 
-// Stores the thread's E channels, from channel c, into a row of D channels at `to`; channels beyond D are dropped.
-template <class T> __device__ __forceinline__ void store_channels(T* to, const float (&v)[E], int c, int D, bool wide) {
+// Stores the thread's EACH channels, from channel c, into a row of D channels at `to`; channels beyond D are dropped.
+template <class T>
+__device__ __forceinline__ void store_channels(T* to, const float (&v)[EACH], int c, int D, bool wide) {
   if (wide) {
-    for (int i = 0; i < E; i += Pack<T>::size) {
+    for (int i = 0; i < EACH; i += Pack<T>::size) {
       Pack<T> pack;
       for (int k = 0; k < Pack<T>::size; k++) pack[k] = from_float<T>(v[i + k]);
       if (c + i < D) store16(to + c + i, pack);
     }
   } else {
-    for (int i = 0; i < E; i++)
+    for (int i = 0; i < EACH; i++)
       if (c + i < D) to[c + i] = from_float<T>(v[i]);
   }
 }

@@ -7,11 +7,11 @@ namespace {
 
 struct BackwardArguments {
   const TensorMap &dqkv, &dout, &qkv;
-  float* dz_sums;     // [B, H, T] = of the held rows, with a bias
-  const float* rows;  // [ROW_VALUES][B, H, row_pitch]
+  float* dz_sums;       // [B, H, T] = of the held rows, with a bias
+  float* learned_sums;  // = (BackwardWorkspace)
+  const float* rows;    // [ROW_VALUES][B, H, row_pitch]
   const KernelSettings& settings;
-  const Shape& shape;
-  int B;
+  const KernelShape& shape;
   const Preparation<bf16>& preparation;
 };
 
@@ -34,7 +34,7 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
     stages.fetch_held(tile.number, 1, a.qkv, b, row, 2 * H + h);
     auto query_tiles = Mask(a.settings, a.shape.T, tile.head).template query_tiles<STREAM>(row, Tile::HELD);
     for (int i0 = query_tiles.begin; i0 < query_tiles.stop; i0 = query_tiles.next(i0)) {
-      stages.fetch(a.qkv, b, i0, h, rows + i0, a.shape.row_values(a.B));
+      stages.fetch(a.qkv, b, i0, h, rows + i0, a.shape.row_values());
       stages.fetch(a.dout, b, i0, h);
     }
   }
@@ -136,11 +136,11 @@ template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                           const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv,
-                                          float* dz_sums, const float* rows, KernelSettings settings, Shape shape,
-                                          int B, Preparation<bf16> preparation) {
+                                          float* dz_sums, float* learned_sums, const float* rows,
+                                          KernelSettings settings, KernelShape shape, Preparation<bf16> preparation) {
   DYNAMIC_SHARED(bf16, shared);
   run_roles<BackwardKeys<Policy, Mask, Tile>>(
-      shared, BackwardArguments{dqkv, dout, qkv, dz_sums, rows, settings, shape, B, preparation});
+      shared, BackwardArguments{dqkv, dout, qkv, dz_sums, learned_sums, rows, settings, shape, preparation});
 }
 
 // Queries and dO are held, keys and values stream past, up to the diagonal: dq = sum of dz k.
@@ -169,8 +169,7 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
     for (int half = 0; half < 2; half++) {
       int i = block_row + mine.row(half);
       for (int n = 0; n < ROW_VALUES; n++)
-        row[half][n] =
-            i < a.shape.T ? a.rows[n * a.shape.row_values(a.B) + size_t(tile.head) * a.shape.row_pitch + i] : 0;
+        row[half][n] = i < a.shape.T ? a.rows[n * a.shape.row_values() + size_t(tile.head) * a.shape.row_pitch + i] : 0;
     }
     clear(dq);
     stages.await_held(tile.number);
@@ -234,8 +233,8 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
     store_rows<Tile>(a.dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
     stages.free_held(tile.number);
     Base::store_sums_of_dz(dz_sums);
-    store_learned_sums<Policy>(a.settings.learned_sums + size_t(tile.head) * a.shape.T, a.shape.rows(a.B), block_row,
-                               a.shape.T, learned, mine);
+    store_learned_sums<Policy>(a.learned_sums + size_t(tile.head) * a.shape.T, a.shape.rows(), block_row, a.shape.T,
+                               learned, mine);
   }
 };
 
@@ -243,12 +242,12 @@ template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_queries_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                              const __grid_constant__ TensorMap dout,
-                                             const __grid_constant__ TensorMap qkv, float* dz_sums, const float* rows,
-                                             KernelSettings settings, Shape shape, int B,
+                                             const __grid_constant__ TensorMap qkv, float* dz_sums, float* learned_sums,
+                                             const float* rows, KernelSettings settings, KernelShape shape,
                                              Preparation<bf16> preparation) {
   DYNAMIC_SHARED(bf16, shared);
   run_roles<BackwardQueries<Policy, Mask, Tile>>(
-      shared, BackwardArguments{dqkv, dout, qkv, dz_sums, rows, settings, shape, B, preparation});
+      shared, BackwardArguments{dqkv, dout, qkv, dz_sums, learned_sums, rows, settings, shape, preparation});
 }
 
 }  // namespace

@@ -10,8 +10,7 @@ struct ForwardArguments {
   float* stats;
   const bf16* sink;
   const KernelSettings& settings;
-  const Shape& shape;
-  int B;
+  const KernelShape& shape;
 };
 
 // The streamed tiles of a row tile: first, for policies of two sweeps, keys 0, 1, 2 ...; then keys 0, values 0, keys 1,
@@ -224,7 +223,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
 
   // Factors, and what is saved.
   __device__ __forceinline__ void finish_rows() {
-    size_t count = a.shape.rows(a.B), first = size_t(tile.head) * a.shape.T;
+    size_t count = a.shape.rows(), first = size_t(tile.head) * a.shape.T;
     float last[OUTPUTS][2];
     for (int half = 0; half < 2; half++) {
       int i = block_row + mine.row(half);
@@ -243,7 +242,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       int i = block_row + mine.row(half), D = a.shape.D;
-      float* to = a.stats + Policy::SAVED * a.shape.rows(a.B) + (size_t(tile.head) * a.shape.T + i) * D + 2 * mine.quad;
+      float* to = a.stats + Policy::SAVED * a.shape.rows() + (size_t(tile.head) * a.shape.T + i) * D + 2 * mine.quad;
 #pragma unroll
       for (int n = 0; n < DIM / 8; n++)
         if (a.stats && i < a.shape.T && 8 * n < D)
@@ -255,9 +254,9 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
 template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_forward_hopper_kernel(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap out,
-                                    float* stats, const bf16* sink, KernelSettings settings, Shape shape, int B) {
+                                    float* stats, const bf16* sink, KernelSettings settings, KernelShape shape) {
   DYNAMIC_SHARED(bf16, shared);
-  run_roles<Forward<Policy, Mask, Tile>>(shared, ForwardArguments{qkv, out, stats, sink, settings, shape, B});
+  run_roles<Forward<Policy, Mask, Tile>>(shared, ForwardArguments{qkv, out, stats, sink, settings, shape});
 }
 
 }  // namespace

@@ -22,11 +22,11 @@ struct RowTile {
 
 // f(row tile) for this block's tiles of HELD rows, numbered from 0.
 template <class Tile, class Mask, class F>
-__device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
+__device__ __forceinline__ void for_row_tiles(const KernelShape& shape, F f) {
 #pragma unroll 1
   for (int number = 0;; number++) {
     int tiles = (anew(shape.T) + Tile::HELD - 1) / Tile::HELD;
-    int n = 2 * (blockIdx.x + number / 2 * anew(gridDim.x)) + number % 2, heads = anew(shape.H) * B;
+    int n = 2 * (blockIdx.x + number / 2 * anew(gridDim.x)) + number % 2, heads = anew(shape.H) * shape.B;
     RowTile mine = RowTile::at<Mask>(n, tiles, heads);
     if (mine.head >= heads) return;
     mine.number = number;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void for_row_tiles(const Shape& shape, int B, F f) {
 // With IN_TURN the consumers start products one after the other, so that the products of one run beside the other's
 // arithmetic. The first consumer begins. Both take as many turns in a row tile; a step that one of them skips is a turn
 // too. Without, this does nothing.
-template <class Tile> struct Turns {
+template <class Tile> struct PingPong {
   Mbarrier* turns;
   int consumer, number = 0;
   __device__ __forceinline__ void begin() {
@@ -60,13 +60,13 @@ template <class Pass, class Arguments> __device__ __forceinline__ void run_roles
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
     if (ConsumerThread().warp != 0) return;
-    for_row_tiles<Tile, typename Pass::Mask>(a.shape, a.B, [&](const RowTile& tile) { Pass::load(stages, a, tile); });
+    for_row_tiles<Tile, typename Pass::Mask>(a.shape, [&](const RowTile& tile) { Pass::load(stages, a, tile); });
   } else {
     registers_grow<Tile::CONSUMER_REGISTERS>();
     ConsumerThread mine;
-    Turns<Tile> turns{stages.turns, mine.consumer};
+    PingPong<Tile> turns{stages.turns, mine.consumer};
     for_row_tiles<Tile, typename Pass::Mask>(
-        a.shape, a.B, [&](const RowTile& tile) { Pass(a, stages, turns, mine, tile).compute(); });
+        a.shape, [&](const RowTile& tile) { Pass(a, stages, turns, mine, tile).compute(); });
   }
 }
 
@@ -76,13 +76,13 @@ template <class Arguments, class Mask_, class Tile_> struct HopperPass {
   using Tile = Tile_;
   const Arguments& a;
   Stages<Tile>& stages;
-  Turns<Tile>& turns;
+  PingPong<Tile>& turns;
   const ConsumerThread& mine;
   RowTile tile;
   int block_row = tile.tile * Tile::HELD;
   Mask mask{a.settings, a.shape.T, size_t(tile.head)};
 
-  __device__ __forceinline__ HopperPass(const Arguments& a, Stages<Tile>& stages, Turns<Tile>& turns,
+  __device__ __forceinline__ HopperPass(const Arguments& a, Stages<Tile>& stages, PingPong<Tile>& turns,
                                         const ConsumerThread& mine, const RowTile& tile)
       : a(a), stages(stages), turns(turns), mine(mine), tile(tile) {}
   __device__ __forceinline__ bf16* held(int tensor) const {

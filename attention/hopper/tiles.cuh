@@ -23,12 +23,12 @@ constexpr HopperSize hopper_forward_size(int width, int sweeps, bool of_file) {
   return {64, 8};  // two outputs of 128 channels, or one beside a formula, leave registers for 64 keys
 }
 // The widest heads: with a bias dK and dV of two tensors of 128 channels spill where slopes are needed.
-constexpr int hopper_widest(int heavy, bool biased) { return heavy && biased ? 64 : 128; }
-constexpr HopperSize hopper_keys_size(int width, int heavy) {
+constexpr int hopper_widest(int gradient_registers, bool biased) { return gradient_registers && biased ? 64 : 128; }
+constexpr HopperSize hopper_keys_size(int width, int gradient_registers) {
   // 128 KB are held: a ring of 96 KB fits beside them, where slopes need no further row values
-  if (width == 128) return {64, heavy ? 4 : 6};
-  if (heavy) return {64, 8};  // slopes of scores leave registers for 64 queries: 128 would spill
-  return {128, 4};            // z, dP, dk and dv take 192 registers of 240; half the waits of 64 queries
+  if (width == 128) return {64, gradient_registers ? 4 : 6};
+  if (gradient_registers) return {64, 8};  // slopes of scores leave registers for 64 queries: 128 would spill
+  return {128, 4};                         // z, dP, dk and dv take 192 registers of 240; half the waits of 64 queries
 }
 constexpr HopperSize hopper_queries_size(int width, bool few_registers) {
   if (width == 128) return {64, 6};   // 128 KB are held, as above
@@ -36,13 +36,13 @@ constexpr HopperSize hopper_queries_size(int width, bool few_registers) {
   return {128, 4};                    // one sum, dq: registers for 128 keys
 }
 
-// Whether a kernel's consumers start their products in turn (Turns): the bits are the same. On an H200, at width 64,
+// Whether a kernel's consumers start their products in turn (PingPong): the bits are the same. On an H200, at width 64,
 // dK and dV of softmax take 0.92 of the time in turn and lssar's kernels 0.87 to 1.00, but softmax's forward and dQ
 // 1.01 to 1.04; at width 128 dK and dV take 0.97 to 1.02, dQ up to 1.21 (dev/bench/LOG.md). Lssa and kinds from files
 // follow lssar; they were not measured.
 constexpr bool hopper_forward_in_turn(int width, int sweeps) { return width == 64 && sweeps == 2; }
 constexpr bool hopper_keys_in_turn(int width) { return width == 64; }
-constexpr bool hopper_queries_in_turn(int width, bool heavy) { return width == 64 && heavy; }
+constexpr bool hopper_queries_in_turn(int width, bool gradient_registers) { return width == 64 && gradient_registers; }
 
 // DIM: channels, 64 or 128; the copy engine pads heads that have fewer with zeros. STREAM: streamed rows at a time.
 // ROW_VALUES: floats per streamed row that arrive with every second tile (queries, in the kernel for dK and dV).
@@ -224,7 +224,7 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[N / 2][4], cons
 template <class Tile>
 __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], const Preparation<bf16>& done,
                                                  const bf16* held, int part, int b, int h, int block_row,
-                                                 const Shape& shape) {
+                                                 const KernelShape& shape) {
   constexpr int N = Tile::DIM / 8, HALF = N / 2;
   if (!done.undo) return;
   ConsumerThread mine;

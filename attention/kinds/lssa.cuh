@@ -13,7 +13,7 @@ KIND(lssa) {
 // P = f / S, f = log2(1 + 2^z), S = sum f. If S underflows (every z below -126), the row has weight 0 everywhere.
 template <class Maths> struct Lssa : PolicyDefaults {
   using Evaluation = Lssa;
-  static constexpr int HEAVY = 1;
+  static constexpr int GRADIENT_REGISTERS = 1;
   enum { SUM, SUMS };
   enum { S, SAVED };
   enum { INVERSE_S, DOT, ROW_VALUES };

@@ -51,7 +51,7 @@ template <class Maths> struct AnyPower {
 template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyDefaults {
   using Evaluation = Lssar<Maths, Power, false>;
   static constexpr int SWEEPS = 2, OUTPUTS = TRAINING ? 2 : 1;
-  static constexpr int HEAVY = std::is_same_v<Power, AnyPower<Maths>> ? 2 : 1;
+  static constexpr int GRADIENT_REGISTERS = std::is_same_v<Power, AnyPower<Maths>> ? 2 : 1;
   enum { SUM_F, MAX_Z };        // of the first sweep
   enum { SUM_W, SUM_Y, SUMS };  // of the second
   enum { SLOPE, FLOOR, INVERSE_M, CONSTANTS };
@@ -134,7 +134,8 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
     float x, y = share(f, row[ROW_SLOPE], row[ROW_FLOOR], x);
     p = y * x * (ROOT ? 1 : row[ROW_INVERSE_W]);
     dp = fmaf(row[FACTOR], dp, -row[FACTOR_DOT]);
-    if constexpr (HEAVY == 2) dz = fmaf(slope * y, dp, -slope * row[E_OVER_S]);  // a register less: dK dV spill nothing
+    if constexpr (GRADIENT_REGISTERS == 2)
+      dz = fmaf(slope * y, dp, -slope * row[E_OVER_S]);  // a register less: dK dV spill nothing
     else dz = slope * fmaf(y, dp, -row[E_OVER_S]);
   }
 };

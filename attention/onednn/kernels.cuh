@@ -83,9 +83,10 @@ template <class Mask> void mask_scores(FloatTile& z, const Mask& mask, int i0, i
       for (int e = 0; e < SIDE; e++) z[key][e] += c[e] - of_key;
     }
   }
-  if (mask.template below<false>(i0, SIDE, j0, SIDE) && !mask.template cuts<false>(i0, SIDE, j0, SIDE)) return;
-  for (int key = 0; key < keys; key++)
-    for (int e = 0; e < SIDE; e++) z[key][e] = mask.template sees<false>(i0 + e, j0 + key) ? z[key][e] : -INFINITY;
+  hide_scores<false>(mask, i0, SIDE, j0, SIDE, [&](auto sees) {
+    for (int key = 0; key < keys; key++)
+      for (int e = 0; e < SIDE; e++) z[key][e] = sees(i0 + e, j0 + key) ? z[key][e] : -INFINITY;
+  });
 }
 
 // Numbers of a tile's queries, N for each, and f(query, its numbers), which may change them, for a vector of queries.
@@ -107,15 +108,15 @@ void store_row(bf16* to, const float* from, int D, float factor = 1) {
 
 // Output and statistics of the queries from i0 of head h of sequence b.
 template <class Policy, class Mask>
-void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, int h, int i0) {
+void forward_tile(const ForwardCall<bf16>& c, const KernelShape& shape, int b, int h, int i0) {
   constexpr int OUTPUTS = Policy::OUTPUTS;
   Scratch& scratch = scratch_of_thread();
   int T = shape.T, D = shape.D, queries = std::min(SIDE, T - i0);
-  size_t head = size_t(b) * shape.H + h;
+  size_t first_row = shape.first_row(b, h);
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
              v = head_of_qkv(c.qkv, 2, b, h, shape);
   const Policy policy(c.settings, c.sink ? to_float(c.sink[h]) : c.settings.sink, h);
-  const Mask mask(c.settings, T, head);
+  const Mask mask(c.settings, T, shape.head_of(b, h));
   auto tiles = mask.template key_tiles<SIDE>(i0, SIDE);
   QueryNumbers<Policy::SUMS> sums;
   QueryNumbers<Policy::CONSTANTS> constants;
@@ -182,10 +183,10 @@ void forward_tile(const ForwardCall<bf16>& c, const Shape& shape, int B, int b, 
         e, [&](float* row) { sums.at(e, [&](float* s) { policy.finish(mask.keys(i0 + e), row, s, factor, saved); }); });
     store_row(c.out + ((size_t(b) * T + i0 + e) * shape.H + h) * D, out[0] + size_t(e) * D, D, factor[0]);
     if (!c.stats) continue;
-    size_t row = head * T + i0 + e;
-    for (int n = 0; n < Policy::SAVED; n++) c.stats[n * shape.rows(B) + row] = saved[n];
+    size_t row = first_row + i0 + e;
+    for (int n = 0; n < Policy::SAVED; n++) c.stats[n * shape.rows() + row] = saved[n];
     if constexpr (OUTPUTS > 1) {
-      float* second = c.stats + Policy::SAVED * shape.rows(B) + row * D;
+      float* second = c.stats + Policy::SAVED * shape.rows() + row * D;
       for (int d = 0; d < D; d++) second[d] = out[1][size_t(e) * D + d] * factor[1];
     }
   }
@@ -205,17 +206,17 @@ struct HeadWork {
 // to work.dq and, where the settings ask for them, to the sums of dz and of the gradients of learned numbers. The last
 // tile that adds to a query, at the diagonal, stores its dq. Returns early once `failed` says that another tile threw.
 template <class Policy, class Mask>
-void backward_tile(const BackwardCall<bf16>& c, const Shape& shape, int B, int b, int h, int j0, HeadWork& work,
+void backward_tile(const BackwardCall<bf16>& c, const KernelShape& shape, int b, int h, int j0, HeadWork& work,
                    const std::atomic<bool>& failed) {
   constexpr int ROW_VALUES = Policy::ROW_VALUES, LEARNED = Policy::LEARNED;
   Scratch& scratch = scratch_of_thread();
   Bf16Tile &p_tile = scratch.weights[0], &dz_tile = scratch.weights[1];
   int T = shape.T, D = shape.D, keys = std::min(SIDE, T - j0);
-  size_t first = (size_t(b) * shape.H + h) * T, count = shape.rows(B), A = size_t(shape.H) * D;
+  size_t first_row = shape.first_row(b, h), count = shape.rows(), A = size_t(shape.H) * D;
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
              v = head_of_qkv(c.qkv, 2, b, h, shape), dout = head_of_out(c.dout, b, h, shape);
   const Policy policy(c.settings, 0, h);
-  const Mask mask(c.settings, T, size_t(b) * shape.H + h);
+  const Mask mask(c.settings, T, shape.head_of(b, h));
   if (scratch.products.size() < size_t(2) * SIDE * D) scratch.products.resize(size_t(2) * SIDE * D);
   float *dk = scratch.products.data(), *dv = dk + SIDE * D, dz_by_key[SIDE] = {};
   bf16* gradients = c.dqkv + size_t(b) * T * shape.qkv_stride + size_t(h) * D;
@@ -232,7 +233,8 @@ void backward_tile(const BackwardCall<bf16>& c, const Shape& shape, int B, int b
     mask_scores(scratch.z, mask, i0, j0, keys);
     QueryNumbers<ROW_VALUES> rows;
     QueryNumbers<LEARNED> learned;
-    for (int n = 0; n < ROW_VALUES; n++) std::copy_n(c.workspace + n * count + first + i0, queries, rows.of[n]);
+    for (int n = 0; n < ROW_VALUES; n++)
+      std::copy_n(c.workspace.row_values + n * count + first_row + i0, queries, rows.of[n]);
     QueryFloats dz_by_query = {};
     for (int key = 0; key < keys; key++) {
       for (int e = 0; e < SIDE; e++)
@@ -260,10 +262,10 @@ void backward_tile(const BackwardCall<bf16>& c, const Shape& shape, int B, int b
     float* dq = work.dq + size_t(i0) * D;
     multiply(queries, D, keys, columns_of(dz_tile), rows_of(k, j0), dq, D, add);
     auto add_to = [&](float* sums, const float* x) {
-      for (int e = 0; e < queries; e++) sums[first + i0 + e] = add ? sums[first + i0 + e] + x[e] : x[e];
+      for (int e = 0; e < queries; e++) sums[first_row + i0 + e] = add ? sums[first_row + i0 + e] + x[e] : x[e];
     };
-    if (mask.bias) add_to(c.dz_sums.by_query, dz_by_query);
-    for (int l = 0; l < LEARNED; l++) add_to(c.settings.learned_sums + l * count, learned.of[l]);
+    if (mask.bias) add_to(c.workspace.dz_by_query, dz_by_query);
+    for (int l = 0; l < LEARNED; l++) add_to(c.workspace.learned_sums + l * count, learned.of[l]);
     if (j0 == i0)
       for (int e = 0; e < queries; e++) store(dq + size_t(e) * D, 0, i0 + e);
     turn.store(key_tiles.next(j0), std::memory_order_release);
@@ -271,13 +273,13 @@ void backward_tile(const BackwardCall<bf16>& c, const Shape& shape, int B, int b
   for (int key = 0; key < keys; key++) {
     store(dk + size_t(key) * D, 1, j0 + key);
     store(dv + size_t(key) * D, 2, j0 + key);
-    if (mask.bias) c.dz_sums.by_key[first + j0 + key] = dz_by_key[key];
+    if (mask.bias) c.workspace.dz_by_key[first_row + j0 + key] = dz_by_key[key];
   }
 }
 
 // A head for each thread; threads that find no new one help with those that are not done.
-template <class Policy, class Mask> void backward_heads(const BackwardCall<bf16>& c, const Shape& shape, int B) {
-  int heads = B * shape.H, tiles = (shape.T + SIDE - 1) / SIDE;
+template <class Policy, class Mask> void backward_heads(const BackwardCall<bf16>& c, const KernelShape& shape) {
+  int heads = shape.B * shape.H, tiles = shape.tiles(SIDE);
   size_t of_head = size_t(shape.T) * shape.D;
   auto dq = std::make_unique_for_overwrite<float[]>(heads * of_head);
   std::vector<HeadWork> work(heads);
@@ -291,7 +293,7 @@ template <class Policy, class Mask> void backward_heads(const BackwardCall<bf16>
     n %= heads;
     try {
       for (int j; (j = work[n].taken++) < tiles && !failed;)
-        backward_tile<Policy, Mask>(c, shape, B, n / shape.H, n % shape.H, j * SIDE, work[n], failed);
+        backward_tile<Policy, Mask>(c, shape, n / shape.H, n % shape.H, j * SIDE, work[n], failed);
     } catch (...) {
       failed = true;
       throw;
@@ -302,21 +304,21 @@ template <class Policy, class Mask> void backward_heads(const BackwardCall<bf16>
 // ---- the family
 
 template <class Policy> void onednn_forward(const ForwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.call, {c.out, c.qkv});
+  KernelShape shape = kernel_shape<bf16>(c.call, {c.out, c.qkv});
   ProfileScope scope("attention_forward_onednn", c.call.stream);
-  int tiles = (shape.T + SIDE - 1) / SIDE, heads = c.call.shape.B * shape.H;
-  cpu::put_on(c.call.stream, [=, B = c.call.shape.B] {
+  int tiles = shape.tiles(SIDE), heads = shape.B * shape.H;
+  cpu::put_on(c.call.stream, [=] {
     cpu::parallel_for(int64_t(tiles) * heads, [&](int n) {  // the tiles with the most keys first
-      forward_tile<Policy, Biased>(c, shape, B, n % heads / shape.H, n % shape.H, (tiles - 1 - n / heads) * SIDE);
+      forward_tile<Policy, Biased>(c, shape, n % heads / shape.H, n % shape.H, (tiles - 1 - n / heads) * SIDE);
     });
   });
 }
 
 template <class Policy> void onednn_backward(const BackwardCall<bf16>& c) {
-  Shape shape = shape_of<bf16>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
-  row_values<bf16, Policy, Biased>(c, shape);
+  KernelShape shape = kernel_shape<bf16>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
+  write_row_values<bf16, Policy, Biased>(c, shape);
   ProfileScope scope("attention_backward_onednn", c.call.stream);
-  cpu::put_on(c.call.stream, [c, shape, B = c.call.shape.B] { backward_heads<Policy, Biased>(c, shape, B); });
+  cpu::put_on(c.call.stream, [c, shape] { backward_heads<Policy, Biased>(c, shape); });
 }
 
 // The forward pass saves the same numbers as the general kernels.

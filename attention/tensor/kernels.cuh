@@ -15,7 +15,7 @@ namespace {
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_forward_tensor_kernel(T* out, float* stats, const T* qkv, const T* sink, KernelSettings settings,
-                                    Shape shape) {
+                                    KernelShape shape) {
   constexpr int M = Tile::M, N = Tile::N, OUTPUTS = Policy::OUTPUTS, SWEEPS = Policy::SWEEPS;
   constexpr int TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Head<T> q = head_of_qkv(qkv, 0, b, h, shape), k = head_of_qkv(qkv, 1, b, h, shape),
           v = head_of_qkv(qkv, 2, b, h, shape);
   Policy policy(settings, sink ? to_float(sink[h]) : settings.sink, h);
-  Mask mask(settings, shape.T, size_t(b) * shape.H + h);
+  Mask mask(settings, shape.T, shape.head_of(b, h));
   Fragment mine;
   T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
 
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   }
 
   // End of the rows: factors and what is saved
-  size_t rows = shape.rows(gridDim.z), first = (size_t(b) * shape.H + h) * shape.T, A = size_t(shape.H) * shape.D;
+  size_t rows = shape.rows(), first = shape.first_row(b, h), A = size_t(shape.H) * shape.D;
   float factor[OUTPUTS][M][2];
   for_rows<M>([&](int m, int half) {
     int i = i0 + mine.row(half, m);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
     attention_backward_keys_tensor_kernel(T* dqkv, float* dz_by_key, const T* dout, const float* rows, const T* qkv,
-                                          KernelSettings settings, Shape shape) {
+                                          KernelSettings settings, KernelShape shape) {
   constexpr int M = Tile::M, N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, HELD_TILE = Tile::HELD * Tile::DIM,
                 TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
@@ -167,11 +167,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   int b = blockIdx.z, h = blockIdx.y, block_row = blockIdx.x * Tile::HELD;
   int warp = threadIdx.x / WARP, j0 = block_row + warp * Tile::WARP_ROWS;
   Head<T> q = head_of_qkv(qkv, 0, b, h, shape), d = head_of_out(dout, b, h, shape);
-  size_t count = shape.rows(gridDim.z);
-  size_t head = (size_t(b) * shape.H + h) * shape.T;
-  rows += head;
+  size_t count = shape.rows(), first_row = shape.first_row(b, h);
+  rows += first_row;
   Policy policy(settings, 0, h);
-  Mask mask(settings, shape.T, size_t(b) * shape.H + h);
+  Mask mask(settings, shape.T, shape.head_of(b, h));
   Fragment mine;
   T *my_keys = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_values = my_keys + HELD_TILE;
 
@@ -243,14 +242,15 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   T* to = dqkv + size_t(b) * shape.T * shape.qkv_stride + A + size_t(h) * shape.D;
   store_rows<Tile>(to, shape.qkv_stride, j0, shape, dk, my_keys);
   store_rows<Tile>(to + A, shape.qkv_stride, j0, shape, dv, my_values);
-  if constexpr (Mask::ADDS) store_dz_sums(dz_by_key + head, j0, shape.T, dz_sum);
+  if constexpr (Mask::ADDS) store_dz_sums(dz_by_key + first_row, j0, shape.T, dz_sum);
 }
 
 // Queries are held, keys and values stream past: dq = sum of dz k, over the keys that a query sees.
 template <class T, class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 2)
-    attention_backward_queries_tensor_kernel(T* dqkv, float* dz_by_query, const T* dout, const float* rows,
-                                             const T* qkv, KernelSettings settings, Shape shape) {
+    attention_backward_queries_tensor_kernel(T* dqkv, float* dz_by_query, float* learned_sums, const T* dout,
+                                             const float* rows, const T* qkv, KernelSettings settings,
+                                             KernelShape shape) {
   constexpr int M = Tile::M, N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, HELD_TILE = Tile::HELD * Tile::DIM,
                 TILE = Tile::STREAM * Tile::DIM;
   DYNAMIC_SHARED(T, shared);
@@ -260,11 +260,10 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
       block_row = int(gridDim.x - 1 - blockIdx.x) * Tile::HELD;  // rows with the most to do first
   int warp = threadIdx.x / WARP, i0 = block_row + warp * Tile::WARP_ROWS;
   Head<T> k = head_of_qkv(qkv, 1, b, h, shape), v = head_of_qkv(qkv, 2, b, h, shape);
-  size_t count = shape.rows(gridDim.z);
-  size_t head = (size_t(b) * shape.H + h) * shape.T;
-  rows += head;
+  size_t count = shape.rows(), first_row = shape.first_row(b, h);
+  rows += first_row;
   Policy policy(settings, 0, h);
-  Mask mask(settings, shape.T, size_t(b) * shape.H + h);
+  Mask mask(settings, shape.T, shape.head_of(b, h));
   Fragment mine;
   T *my_queries = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_douts = my_queries + HELD_TILE;
 
@@ -328,15 +327,13 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   }
   store_rows<Tile>(dqkv + size_t(b) * shape.T * shape.qkv_stride + size_t(h) * shape.D, shape.qkv_stride, i0, shape, dq,
                    my_queries);
-  if constexpr (Mask::ADDS) store_dz_sums(dz_by_query + head, i0, shape.T, dz_sum);
-  store_learned_sums<Policy>(settings.learned_sums + head, count, i0, shape.T, learned);
+  if constexpr (Mask::ADDS) store_dz_sums(dz_by_query + first_row, i0, shape.T, dz_sum);
+  store_learned_sums<Policy>(learned_sums + first_row, count, i0, shape.T, learned);
 }
 
 // ---- launchers
 
-template <class Tile> dim3 tensor_grid(const Shape& s, int B) {
-  return dim3((s.T + Tile::HELD - 1) / Tile::HELD, s.H, B);
-}
+template <class Tile> dim3 tensor_grid(const KernelShape& s) { return dim3(s.tiles(Tile::HELD), s.H, s.B); }
 
 // The widths that are built, in rising order; make HEAD_DIM=64 builds just one.
 #ifndef TENSOR_WIDTHS
@@ -348,30 +345,29 @@ constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 // times in evaluation). A product reads its right operand from shared memory, 256 bytes for the 4096 FLOPs of an
 // instruction. With M = 1 that is all that an SM can deliver at the full rate of mma.sync, with M = 2 half of it.
 template <class T, class Policy, class Mask> void tensor_forward(const ForwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.call, {c.out, c.qkv});
-  int B = c.call.shape.B;
+  KernelShape shape = kernel_shape<T>(c.call, {c.out, c.qkv});
   with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
     using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, BY_PLACE<Policy>)>;
-    LAUNCH((attention_forward_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B), dim3(Tile::THREADS),
+    LAUNCH((attention_forward_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape), dim3(Tile::THREADS),
            Tile::shared_elements(1) * sizeof(T), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
 template <class T, class Policy, class Mask> void tensor_backward(const BackwardCall<T>& c) {
-  Shape shape = shape_of<T>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
-  int B = c.call.shape.B;
-  row_values<T, Policy, Mask>(c, shape);
+  KernelShape shape = kernel_shape<T>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
+  write_row_values<T, Policy, Mask>(c, shape);
   with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, tensor_backward_size(
-                                     DIM, (Mask::ADDS && Policy::HEAVY) || Policy::LEARNED ? 2 : Policy::HEAVY)>;
+    using Tile = TensorTile<DIM, tensor_backward_size(DIM, (Mask::ADDS && Policy::GRADIENT_REGISTERS) || Policy::LEARNED
+                                                               ? 2
+                                                               : Policy::GRADIENT_REGISTERS)>;
     size_t bytes = Tile::shared_elements(2) * sizeof(T);
-    LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
+    LAUNCH((attention_backward_keys_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape),
            dim3(Tile::THREADS), bytes + 2 * Policy::ROW_VALUES * Tile::STREAM * sizeof(float), c.call.stream, c.dqkv,
-           c.dz_sums.by_key, c.dout, c.workspace, c.qkv, c.settings, shape);
-    LAUNCH((attention_backward_queries_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape, B),
-           dim3(Tile::THREADS), bytes, c.call.stream, c.dqkv, c.dz_sums.by_query, c.dout, c.workspace, c.qkv,
-           c.settings, shape);
+           c.workspace.dz_by_key, c.dout, c.workspace.row_values, c.qkv, c.settings, shape);
+    LAUNCH((attention_backward_queries_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape),
+           dim3(Tile::THREADS), bytes, c.call.stream, c.dqkv, c.workspace.dz_by_query, c.workspace.learned_sums, c.dout,
+           c.workspace.row_values, c.qkv, c.settings, shape);
   });
 }
 

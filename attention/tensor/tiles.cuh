@@ -20,10 +20,10 @@ constexpr TensorSize tensor_forward_size(int width, int sweeps, bool of_file) {
   if (of_file) return {1, 64};                      // and so does a formula
   return {2, 64};                                   // what is read from shared memory serves two products
 }
-constexpr TensorSize tensor_backward_size(int width, int heavy) {
-  if (width == 32) return {1, 64};                 // small sums leave registers for 64 rows
-  if (width == 128 && heavy == 2) return {1, 16};  // 32 rows would spill
-  return {1, 32};                                  // 64 rows would take twice the memory and up to 237 registers
+constexpr TensorSize tensor_backward_size(int width, int gradient_registers) {
+  if (width == 32) return {1, 64};                              // small sums leave registers for 64 rows
+  if (width == 128 && gradient_registers == 2) return {1, 16};  // 32 rows would spill
+  return {1, 32};  // 64 rows would take twice the memory and up to 237 registers
 }
 
 // DIM: channels, of which those beyond the head's are zeros; M: groups of 16 held rows for a warp; STREAM: streamed
@@ -41,7 +41,7 @@ template <int DIM_, TensorSize SIZE> struct TensorTile {
 
 // The place of 16-byte chunk c of row r in a tile [rows][DIM]. The chunks of a row are permuted so that eight rows'
 // chunks of one column, which ldmatrix reads at once, lie in different banks.
-template <class Tile> __device__ __forceinline__ int place(int row, int chunk) {
+template <class Tile> __device__ __forceinline__ int swizzled(int row, int chunk) {
   return (row * Tile::CHUNKS + (chunk ^ (Tile::CHUNKS % 8 == 0 ? row & 7 : row >> 1 & 3))) * 8;
 }
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) 
   if (STEP * Tile::CHUNKS == Tile::THREADS && head.wide) {
     int row = threadIdx.x / Tile::CHUNKS, chunk = threadIdx.x % Tile::CHUNKS;
     int rows = chunk * 8 < head.D ? head.rows - r0 - row : 0;  // that there are, from this one
-    T* to = tile + place<Tile>(row, chunk);
+    T* to = tile + swizzled<Tile>(row, chunk);
     const T* from = head.x + (r0 + row) * head.stride + chunk * 8;
 #pragma unroll
     for (int n = 0; n < ROWS; n += STEP) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_rows(T* tile, const Head<T>& head, int r0) 
 #pragma unroll 1
   for (int n = threadIdx.x; n < ROWS * Tile::CHUNKS; n += Tile::THREADS) {
     int row = n / Tile::CHUNKS, d = n % Tile::CHUNKS * 8;
-    T* to = tile + place<Tile>(row, n % Tile::CHUNKS);
+    T* to = tile + swizzled<Tile>(row, n % Tile::CHUNKS);
     bool valid = r0 + row < head.rows && d < head.D;
     const T* from = head.x + (valid ? (r0 + row) * head.stride + d : 0);
     if (head.wide) {
@@ -90,10 +90,10 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::M][Tile::N][4], cons
     unsigned a[M][4], pairs[PAIRS][4], b[Tile::N][2];
     const void *a_rows[M], *b_rows[PAIRS];
 #pragma unroll
-    for (int m = 0; m < M; m++) a_rows[m] = held + place<Tile>(16 * m + lane % 16, 2 * k + lane / 16);
+    for (int m = 0; m < M; m++) a_rows[m] = held + swizzled<Tile>(16 * m + lane % 16, 2 * k + lane / 16);
 #pragma unroll
     for (int x = 0; x < PAIRS; x++)
-      b_rows[x] = streamed + place<Tile>(16 * x + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
+      b_rows[x] = streamed + swizzled<Tile>(16 * x + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
     ldmatrix_x4(a, a_rows);
     ldmatrix_x4(pairs, b_rows);
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ __forceinline__ void add_weighted(Sums<Tile>& sums, const Weights<Til
       const void* rows[PAIRS];
 #pragma unroll
       for (int x = 0; x < PAIRS; x++)
-        rows[x] = streamed + place<Tile>(16 * k + lane % 16, part * N + 2 * x + lane / 16);
+        rows[x] = streamed + swizzled<Tile>(16 * k + lane % 16, part * N + 2 * x + lane / 16);
       ldmatrix_x4_trans(pairs, rows);
 #pragma unroll
       for (int n = 0; n < N; n++) b[n][0] = pairs[n / 2][n % 2 * 2], b[n][1] = pairs[n / 2][n % 2 * 2 + 1];
@@ -164,19 +164,19 @@ template <class Tile, class F> __device__ __forceinline__ void for_channels(cons
 // through `tile`, the warp's own WARP_ROWS rows of a tile that no other warp reads any more, to leave in 16-byte
 // pieces.
 template <class Tile, class T>
-__device__ __forceinline__ void store_rows(T* to, size_t stride, int r0, const Shape& shape, const Sums<Tile>& sums,
-                                           T* tile) {
+__device__ __forceinline__ void store_rows(T* to, size_t stride, int r0, const KernelShape& shape,
+                                           const Sums<Tile>& sums, T* tile) {
   Fragment mine;
   warp_sync();
   for_channels<Tile>(sums, [&](int m, int half, int channel, float low, float high) {
     unsigned pair = pack_pair<T>(low, high);
-    *reinterpret_cast<unsigned*>(tile + place<Tile>(mine.row(half, m), channel / 8) + channel % 8) = pair;
+    *reinterpret_cast<unsigned*>(tile + swizzled<Tile>(mine.row(half, m), channel / 8) + channel % 8) = pair;
   });
   warp_sync();
   for (int n = threadIdx.x % WARP; n < Tile::WARP_ROWS * Tile::CHUNKS; n += WARP) {
     int row = n / Tile::CHUNKS, d = n % Tile::CHUNKS * 8;
     if (r0 + row >= shape.T || d >= shape.D) continue;
-    Pack<T> pack = load16(tile + place<Tile>(row, n % Tile::CHUNKS));
+    Pack<T> pack = load16(tile + swizzled<Tile>(row, n % Tile::CHUNKS));
     T* at = to + size_t(r0 + row) * stride + d;
     if (shape.wide) store16(at, pack);
     else

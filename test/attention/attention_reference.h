@@ -114,10 +114,10 @@ Numbers<P> ref_formula(const KindRow& file, const AttentionSetup& s, const Numbe
   slopes.assign(1 + file.learned.size(), f);
   for (int m = 0; m < n; m++) {
     int i = row.i < 0 ? n : row.i + 1, j = row.keys ? (*row.keys)[m] + 1 : m + 1;
-    ScorePosition place = {i, j, n, row.h + 1, row.H, numbers.data()};
+    ScorePosition<int> at = {i, j, n, row.h + 1, row.H};
     typename P::real by[1 + MOST_PARAMETERS];
-    if constexpr (std::is_same_v<P, Exact>) file.exact(z[m], place, f[m], by);
-    else file.naive(z[m], place, f[m], by);
+    if constexpr (std::is_same_v<P, Exact>) file.exact(z[m], at, numbers.data(), f[m], by);
+    else file.naive(z[m], at, numbers.data(), f[m], by);
     f[m] = P::round(f[m]);
     for (size_t l = 0; l < slopes.size(); l++) slopes[l][m] = P::round(by[l]);
   }
@@ -151,7 +151,7 @@ inline bool looks_at_places(Kind kind) {
   const KindRow* file = formula_of(kind);
   double values[2], slopes[1 + MOST_PARAMETERS];
   for (int n = 0; n < 2 && file; n++)
-    file->exact(0.3, {9, 2 + 3 * n, 9, 1 + n, 2, ref_numbers(*file, {}).data()}, values[n], slopes);
+    file->exact(0.3, {9, 2 + 3 * n, 9, 1 + n, 2}, ref_numbers(*file, {}).data(), values[n], slopes);
   return file && values[0] != values[1];
 }
 

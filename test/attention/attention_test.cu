@@ -110,8 +110,9 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
   std::vector<float> dbias(bias.size());
   if (!bias.empty()) {
     std::vector<char> left = workspace.download();
-    ScoreGradientSums sums = score_gradient_sums(left.data(), shape);
-    for (size_t i = 0; i < bias.size(); i++) dbias[i] = (sums.by_query[i] - sums.by_key[i]) / ref_unit<float>(s.kind);
+    BackwardWorkspace sums = backward_workspace(left.data(), call.settings, shape);
+    for (size_t i = 0; i < bias.size(); i++)
+      dbias[i] = (sums.dz_by_query[i] - sums.dz_by_key[i]) / ref_unit<float>(s.kind);
   }
   DeviceArray<T> evaluated(shape.out_size());
   attention_forward<T>(evaluated, nullptr, in + shift, call, false);

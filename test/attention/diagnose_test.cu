@@ -11,13 +11,13 @@ static const bool poisoned = (set_cpu_poison(true), true);
 
 namespace {
 
-using F = RowFigure;
+using F = RowStatistic;
 
 template <class T> struct Diagnosed {
   AttentionShape shape;
-  std::vector<float> figures;
-  double at(int figure, int b, int h, int i) const {
-    return figures[figure * shape.rows() + (size_t(b) * shape.H + h) * shape.T + i];
+  std::vector<float> statistics;
+  double at(int statistic, int b, int h, int i) const {
+    return statistics[statistic * shape.rows() + (size_t(b) * shape.H + h) * shape.T + i];
   }
   Diagnosed(const AttentionSetup& s, const AttentionShape& shape, const std::vector<T>& qkv,
             const std::vector<T>& sinks = {}, const Numbers<Exact>& bias = {})
@@ -25,33 +25,33 @@ template <class T> struct Diagnosed {
     DeviceArray<T> in(qkv), out(shape.out_size()), sink(sinks);
     DeviceArray<float> c(as_kernels_read(bias, shape, s.kind));
     DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()),
-        rows(row_figures(shape.T) * shape.rows());
+        rows(row_statistics(shape.T) * shape.rows());
     AttentionCall<T> call = s.call<T>(shape);
     call.family = "general";
     if (s.sink == Sink::learned) call.sink = sink;
     if (s.bias != Bias::none) call.bias = c;
     attention_forward<T>(out, stats, in, call, true);
     attention_diagnose<T>(rows, stats, in, call);
-    figures = rows.download();
+    statistics = rows.download();
   }
 };
 
 // From the weights of the keys that the row sees, the last of which is its own.
-template <class P> Numbers<P> ref_row_figures(const Numbers<P>& p, const std::vector<int>& keys, int T) {
-  Numbers<P> figures(row_figures(T));
+template <class P> Numbers<P> ref_row_statistics(const Numbers<P>& p, const std::vector<int>& keys, int T) {
+  Numbers<P> statistics(row_statistics(T));
   for (size_t n = 0; n < keys.size(); n++) {
     int distance = keys.back() - keys[n], bin = 0;
-    figures[F::SUM] += p[n];
-    if (p[n] > 0) figures[F::P_LOG_P] += P::round(p[n] * std::log(p[n]));
-    if (keys[n] == 0) figures[F::FIRST] = p[n];
-    figures[F::LARGEST] = std::max(figures[F::LARGEST], p[n]);
-    figures[F::DISTANCE] += p[n] * distance;
-    figures[F::ZEROS] += p[n] == 0;
-    figures[F::KEYS]++;
+    statistics[F::SUM] += p[n];
+    if (p[n] > 0) statistics[F::P_LOG_P] += P::round(p[n] * std::log(p[n]));
+    if (keys[n] == 0) statistics[F::FIRST] = p[n];
+    statistics[F::LARGEST] = std::max(statistics[F::LARGEST], p[n]);
+    statistics[F::DISTANCE] += p[n] * distance;
+    statistics[F::ZEROS] += p[n] == 0;
+    statistics[F::KEYS]++;
     for (int first = 1; first <= distance; first *= 2) bin++;
-    figures[F::REACH + bin] += p[n];
+    statistics[F::REACH + bin] += p[n];
   }
-  return figures;
+  return statistics;
 }
 
 // Keys whose weight is at most `largest`, with every score raised by `raise` and lssar's offset lowered by it: what
@@ -104,15 +104,15 @@ template <class T> struct Check {
       auto z = ref_scores<Exact>(s, shape, x, bias, keys, b, h, i);
       auto nz = ref_scores<Naive<float>>(s, shape, nx, bias, keys, b, h, i);
       RefRow place = {i, h, shape.H, &keys};
-      auto exact = ref_row_figures<Exact>(ref_weights<Exact>(s, z, logit, &unused, place), keys, shape.T);
-      auto naive = ref_row_figures<Naive<float>>(plain_weights(s, nz, ref_sink<Naive<float>>(s, nsink, h), place), keys,
-                                                 shape.T);
+      auto exact = ref_row_statistics<Exact>(ref_weights<Exact>(s, z, logit, &unused, place), keys, shape.T);
+      auto naive = ref_row_statistics<Naive<float>>(plain_weights(s, nz, ref_sink<Naive<float>>(s, nsink, h), place),
+                                                    keys, shape.T);
       double fewest = small_weights(s, z, logit, 1e-5, 0, place),
              most = small_weights(s, z, logit, -1e-5, 1e-37, place);
       double zeros = diagnosed.at(F::ZEROS, b, h, i), reach = 0;
       EXPECT_TRUE(fewest <= zeros && zeros <= most) << describe(s, shape) << " row " << i << ": " << zeros;
       EXPECT_EQ(diagnosed.at(F::KEYS, b, h, i), double(keys.size()));
-      for (int f = 0; f < row_figures(shape.T); f++) {
+      for (int f = 0; f < row_statistics(shape.T); f++) {
         if (f == F::ZEROS || f == F::KEYS) continue;
         double got = diagnosed.at(f, b, h, i), of = f == F::DISTANCE ? shape.T : 1;
         Pool& pool = f == F::P_LOG_P ? p_log_p : f == F::DISTANCE ? distances : weights;
@@ -196,7 +196,7 @@ TEST(Diagnose, EqualBits) {
   AttentionShape shape{2, 150, 3, 40};
   auto qkv = random_qkv<float>(shape, 9);
   for (const AttentionSetup& s : settings_of_all_kinds())
-    expect_reproducible(kind_names[int(s.kind)], [&] { return bits_of(Diagnosed<float>(s, shape, qkv).figures); });
+    expect_reproducible(kind_names[int(s.kind)], [&] { return bits_of(Diagnosed<float>(s, shape, qkv).statistics); });
 }
 
 }  // namespace
@@ -206,18 +206,18 @@ TEST(Diagnose, EqualBits) {
 TEST(GateStatistics, EveryActivation) {
   const int N = 300, H = 3, D = 20, W = H * D, Q = 3 * W + 64;
   auto x = random_normal<float>(size_t(N) * W, 1, 0.1f), logits = random_normal<float>(size_t(N) * Q, 2, 3);
-  DeviceArray<float> dx(x), dlogits(logits), figures(GATE_STATISTICS_BLOCKS * GateStatistic::COUNT);
+  DeviceArray<float> dx(x), dlogits(logits), statistics(GATE_STATISTICS_BLOCKS * GateStatistic::COUNT);
   for (size_t a = 0; a < std::size(gate_activation_names); a++)
     for (GateGranularity granularity : {GateGranularity::elementwise, GateGranularity::headwise})
       for (GateOp op : {GateOp::multiply, GateOp::add}) {
         GateSettings settings{.activation = GateActivation(a), .granularity = granularity, .op = op};
         if (a == 0 && op == GateOp::add) continue;
         auto run = [&] {
-          gate_statistics<float>(figures, {dx, W}, {dlogits + 3 * W, Q}, settings, N, H, D, nullptr);
-          return bits_of(figures);
+          gate_statistics<float>(statistics, {dx, W}, {dlogits + 3 * W, Q}, settings, N, H, D, nullptr);
+          return bits_of(statistics);
         };
         run();
-        std::vector<float> got = figures.download();
+        std::vector<float> got = statistics.download();
         std::vector<double> sums(GateStatistic::COUNT), exact(GateStatistic::COUNT);
         for (size_t n = 0; n < got.size(); n++) sums[n % GateStatistic::COUNT] += got[n];
         for (int row = 0; row < N; row++)
@@ -237,7 +237,7 @@ TEST(GateStatistics, EveryActivation) {
              f++) {  // sums of 18,000 floats; a number at the edge may be counted apart
           bool counts = f != GateStatistic::BEFORE && f != GateStatistic::AFTER && f != GateStatistic::GATE;
           EXPECT_NEAR(sums[f], exact[f], counts ? 1 : 1e-5 * N * W)
-              << gate_activation_names[a] << " " << gate_op_names[int(op)] << " figure " << f;
+              << gate_activation_names[a] << " " << gate_op_names[int(op)] << " statistic " << f;
         }
         expect_reproducible("gate statistics", run);
       }

@@ -1,5 +1,5 @@
-// The turns in which consumers of Hopper's attention kernels start their products (Turns, attention/hopper/roles.cuh):
-// no result of a kernel depends on them.
+// The turns in which consumers of Hopper's attention kernels start their products (PingPong,
+// attention/hopper/roles.cuh): no result of a kernel depends on them.
 #include <gtest/gtest.h>
 
 #include "attention/hopper/roles.cuh"
@@ -17,7 +17,7 @@ template <class Tile> __global__ void take_turns(int* log, int rounds) {
   Stages<Tile> stages(shared);
   int consumer = int(threadIdx.x) / WARPGROUP - 1;
   if (consumer < 0) return;
-  Turns<Tile> turns{stages.turns, consumer};
+  PingPong<Tile> turns{stages.turns, consumer};
   for (int n = 0; n < rounds; n++) {
     if (n % 3 == 1) turns.skip();
     turns.begin();

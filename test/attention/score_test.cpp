@@ -55,34 +55,33 @@ TEST(Score, SlopesAreDerivatives) {
 }
 
 // The first promise of score.h that f breaks at this place, "" if it keeps all. numbers: parameters, then learned ones.
-std::string broken_promise(const KindRow& file, std::vector<double> numbers, ScorePosition place) {
+std::string broken_promise(const KindRow& file, std::vector<double> numbers, ScorePosition<int> at) {
   size_t fixed = file.parameters.size();
-  place.numbers = numbers.data();
   for (double z : {-4000.0, -80.0, -30.0, -1.0, -0.1, 0.1, 1.0, 30.0, 80.0, 4000.0}) {
     double value, slopes[1 + MOST_PARAMETERS], unused[1 + MOST_PARAMETERS];
     float naive, naive_slopes[1 + MOST_PARAMETERS];
-    file.exact(z, place, value, slopes);
-    file.naive(float(z), place, naive, naive_slopes);
-    std::string at = format(" at z = %g", z);
+    file.exact(z, at, numbers.data(), value, slopes);
+    file.naive(float(z), at, numbers.data(), naive, naive_slopes);
+    std::string where = format(" at z = %g", z);
     if (std::isnan(value))
-      return "f is not a number" + at + ": it must be one for every z; bound what log or sqrt takes";
-    if (!std::isfinite(naive)) return "f overflows in float32" + at + ": bound it, by min() for example";
+      return "f is not a number" + where + ": it must be one for every z; bound what log or sqrt takes";
+    if (!std::isfinite(naive)) return "f overflows in float32" + where + ": bound it, by min() for example";
     if (file.weights == RowWeights::sum && value < 0)
-      return "f is negative" + at + ": weights by sum need f >= 0; use relu, exp, square or softplus";
+      return "f is negative" + where + ": weights by sum need f >= 0; use relu, exp, square or softplus";
     for (size_t l = 0; l <= file.learned.size(); l++) {
       std::string slope = "the slope of f" + (l ? format(" by %s", file.learned[l - 1].name) : "");
-      if (std::isnan(slopes[l])) return slope + " is not a number" + at + ": bound what log, sqrt and / take";
+      if (std::isnan(slopes[l])) return slope + " is not a number" + where + ": bound what log, sqrt and / take";
       if (!std::isfinite(naive_slopes[l]))
-        return slope + " overflows in float32" + at + ": so does a part of f; bound it";
+        return slope + " overflows in float32" + where + ": so does a part of f; bound it";
       double z_there = z, &x = l ? numbers[fixed + l - 1] : z_there, here = x, above, below;
       double h = 1e-5 * std::max(1.0, std::fabs(here));
-      x = here + h, file.exact(z_there, place, above, unused);
-      x = here - h, file.exact(z_there, place, below, unused);
+      x = here + h, file.exact(z_there, at, numbers.data(), above, unused);
+      x = here - h, file.exact(z_there, at, numbers.data(), below, unused);
       x = here;
       double derivative = (above - below) / (2 * h), size = std::fabs(value / here) + std::fabs(slopes[l]);
       if (std::fabs(slopes[l] - derivative) > 1e-6 * (1 + size))
         return format("%s is %g%s, but its derivative is %g: keep to Z and C, without .value", slope.c_str(), slopes[l],
-                      at.c_str(), derivative);
+                      where.c_str(), derivative);
     }
   }
   return "";
@@ -95,7 +94,7 @@ std::string broken_promise(const KindRow& file) {
   for (const LearnedNumber& number : file.learned) numbers.push_back(number.initial);
   constexpr int places[][3] = {{1, 1, 1}, {70, 70, 2}, {70, 1, 1}, {5000, 20, 2}};
   for (auto [i, j, head] : places)
-    if (std::string broken = broken_promise(file, numbers, {i, j, i, head, 2, nullptr}); !broken.empty())
+    if (std::string broken = broken_promise(file, numbers, {i, j, i, head, 2}); !broken.empty())
       return format("%s: %s (i = %d, j = %d, head %d of 2)", file.path, broken.c_str(), i, j, head);
   return "";
 }

@@ -16,7 +16,7 @@ KIND(mixture) {
 #if POLICIES
 template <class Maths> struct Mixture : PolicyDefaults {
   using Evaluation = Mixture;
-  static constexpr int SWEEPS = 2, OUTPUTS = 2, HEAVY = 1, LEARNED = 1;
+  static constexpr int SWEEPS = 2, OUTPUTS = 2, GRADIENT_REGISTERS = 1, LEARNED = 1;
   static constexpr bool PLACES = true;
   // The first sweep's sums, of which SUM_1 is relative to e^MAX, then MAX and the inverses of both. (With lse in place
   // of MAX and 1 / SUM_1 the weights of scores of 4000 would err by e^(4000 2^-24) - 1.)
