@@ -2,6 +2,8 @@
 // pass, and the workspace of both. The letters of the shapes are train_gpt2.cu's.
 #pragma once
 #include <algorithm>
+#include <functional>
+#include <variant>
 #include <vector>
 
 #include "attention/attention.h"
@@ -54,7 +56,7 @@ template <class Real> struct Activations {
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
     const Config::Model& m = config.model;
     size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width();
-    GatePosition gate_position = config.attention.gate.position;
+    bool gates_attention = config.attention.gate.position == GatePosition::sdpa;
     bool keep = training && config.train.recompute != Recompute::block,
          keep_gelu = keep && config.train.recompute != Recompute::gelu;
     layers.assign(m.layers, {});
@@ -63,51 +65,41 @@ template <class Real> struct Activations {
       attention.push_back(config.layer(l).attention);
       layers[l].columns = qkv_columns(m, attention[l]);
     }
-    auto by_layer = [&](auto member, const std::function<size_t(int l)>& count, bool kept) {
-      size_t most = 0;
-      for (int l = 0; l < m.layers; l++) most = std::max(most, count(l));
-      int owner = -1;  // the first layer that has the array: if it is not kept, the others use this one's in turn
-      for (int l = 0; l < m.layers; l++) {
-        if (count(l) == 0) continue;
-        if (kept) {
-          plan.add(&(layers[l].*member), count(l), category);
-        } else if (owner < 0) {
-          owner = l;
-          plan.add(&(layers[l].*member), most, category);
-        } else {
-          plan.alias(&(layers[l].*member), &(layers[owner].*member));
-        }
-      }
-    };
-    auto per_layer = [&](auto member, size_t count, bool kept) {
-      by_layer(
-          member, [=](int) { return count; }, kept);
-    };
+    // kept: every layer has its own, for the backward pass. size: of layer l's, in elements.
     using Layer = LayerActivations<Real>;
-    per_layer(&Layer::x, N * C, training);
-    for (Real* Layer::*row : {&Layer::ln1, &Layer::mid, &Layer::ln2}) per_layer(row, N * C, keep);
-    for (float* Layer::*row : {&Layer::mean1, &Layer::rstd1, &Layer::mean2, &Layer::rstd2}) per_layer(row, N, keep);
-    by_layer(
-        &Layer::qkv, [&](int l) { return N * layers[l].columns.Q; }, keep);
-    per_layer(&Layer::qk_norms, config.attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads, keep);
-    per_layer(&Layer::att, N * A, keep);
-    by_layer(
-        &Layer::att_norms, [&](int l) { return attention[l].norm_of_output() == QkNorm::none ? 0 : N * m.heads; },
-        keep);
-    size_t gated_att = 0, ungated = N * (gate_position == GatePosition::output ? C : A);
-    if (gate_position != GatePosition::sdpa)
-      by_layer(
-          &Layer::ungated, [&](int l) { return layers[l].columns.G ? ungated : 0; }, keep);
-    for (int l = 0; l < m.layers && gate_position == GatePosition::sdpa; l++)
-      if (layers[l].columns.G) plan.alias(&layers[l].ungated, &layers[l].att), gated_att = N * A;
-    by_layer(
-        &Layer::att_stats, [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); }, keep);
-    size_t bias = N / m.context * m.heads * bias_floats(m.context);
-    if (!training) bias = 4 * N * m.heads;  // for sequences of any length
-    by_layer(
-        &Layer::bias, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; }, keep);
-    per_layer(&Layer::fc, N * F, keep);
-    per_layer(&Layer::gelu, N * F, keep_gelu);
+    struct Array {
+      std::variant<float * Layer::*, bf16 * Layer::*> member;  // Real is one of them
+      bool kept;
+      std::function<size_t(int l)> size;
+    };
+    auto all = [](size_t size) { return [size](int) { return size; }; };
+    size_t ungated = gates_attention ? 0 : N * (config.attention.gate.position == GatePosition::output ? C : A);
+    size_t bias = training ? N / m.context * m.heads * bias_floats(m.context) : 4 * N * m.heads;  // of any length
+    const Array arrays[] = {
+        {&Layer::x, training, all(N * C)},
+        {&Layer::ln1, keep, all(N * C)},
+        {&Layer::mid, keep, all(N * C)},
+        {&Layer::ln2, keep, all(N * C)},
+        {&Layer::mean1, keep, all(N)},
+        {&Layer::rstd1, keep, all(N)},
+        {&Layer::mean2, keep, all(N)},
+        {&Layer::rstd2, keep, all(N)},
+        {&Layer::qkv, keep, [&](int l) { return N * layers[l].columns.Q; }},
+        {&Layer::qk_norms, keep, all(config.attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads)},
+        {&Layer::att, keep, all(N * A)},
+        {&Layer::att_norms, keep,
+         [&](int l) { return attention[l].norm_of_output() == QkNorm::none ? 0 : N * m.heads; }},
+        {&Layer::ungated, keep, [&](int l) { return layers[l].columns.G ? ungated : 0; }},
+        {&Layer::att_stats, keep, [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); }},
+        {&Layer::bias, keep, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; }},
+        {&Layer::fc, keep, all(N * F)},
+        {&Layer::gelu, keep_gelu, all(N * F)},
+    };
+    for (const Array& array : arrays)
+      std::visit([&](auto member) { add_to_layers(plan, member, array.size, array.kept, category); }, array.member);
+    size_t gated_att = 0;
+    for (Layer& layer : layers)
+      if (gates_attention && layer.columns.G) plan.alias(&layer.ungated, &layer.att), gated_att = N * A;
     plan.add(&x_final, N * C, category);
     plan.add(&lnf, N * C, category);
     plan.add(&meanf, N, category);
@@ -128,6 +120,23 @@ template <class Real> struct Activations {
     size_t chunks = std::max<size_t>(1, (N * Vp + most - 1) / most);
     logit_rows = int(std::min(N, round_up((N + chunks - 1) / chunks, 128)));
     plan.add(&logits, K ? 0 : size_t(logit_rows) * Vp, training ? "logits" : category);
+  }
+
+ private:
+  // An array that is not kept is as large as the largest layer's, and all layers use it in turn.
+  template <class Member>
+  void add_to_layers(MemoryPlan& plan, Member member, const std::function<size_t(int l)>& size, bool kept,
+                     const char* category) {
+    size_t most = 0;
+    for (size_t l = 0; l < layers.size(); l++) most = std::max(most, size(int(l)));
+    LayerActivations<Real>* owner = nullptr;
+    for (size_t l = 0; l < layers.size(); l++) {
+      LayerActivations<Real>& layer = layers[l];
+      if (size(int(l)) == 0) continue;
+      if (owner) plan.alias(&(layer.*member), &(owner->*member));
+      else plan.add(&(layer.*member), kept ? size(int(l)) : most, category);
+      if (!kept && !owner) owner = &layer;
+    }
   }
 };
 
