@@ -1,6 +1,6 @@
 // Causal attention: the two calls that the trainer makes. README.md has the equations, settings.h the settings.
-// qkv is [B, T, 3, H, D] and out [B, T, H, D], both contiguous, but rows (b, t) of qkv and dqkv may be further apart
-// (AttentionCall::qkv_stride). Scores are q_i . k_j with q and k as they are in qkv: prepare.cuh has already
+// qkv is [B, T, 3, H, D], with rows (b, t) of qkv and dqkv AttentionCall::qkv_stride apart, and out [B, T, H, D],
+// contiguous. Scores are q_i . k_j with q and k as they are in qkv: prepare.cuh has already
 // applied rotation, norms and the row scale, and divided q by KindRow::unit. Memory is linear in the length; results
 // are the same bits in every run, without atomics. Tensors are float or bf16; sums are taken in float32.
 #pragma once
@@ -16,9 +16,9 @@
 struct AttentionShape {
   int B, T, H, D;
   __host__ __device__ size_t rows() const { return size_t(B) * H * T; }  // (b, h, t)
-  // Of these, the first of a head, whose number among the heads of all sequences is head_of().
-  __host__ __device__ size_t head_of(int b, int h) const { return size_t(b) * H + h; }
-  __host__ __device__ size_t first_row(int b, int h) const { return head_of(b, h) * T; }
+  // The number of a head among those of all sequences, and the first of its rows.
+  __host__ __device__ size_t head_number(int b, int h) const { return size_t(b) * H + h; }
+  __host__ __device__ size_t first_row(int b, int h) const { return head_number(b, h) * T; }
   // Sizes of qkv and out and the index of an element, for contiguous rows.
   size_t qkv_size() const { return 3 * rows() * D; }
   size_t out_size() const { return rows() * D; }
@@ -71,17 +71,18 @@ __host__ __device__ constexpr int bias_origins(int T) { return (T + BIAS_ROWS - 
 __host__ __device__ constexpr int bias_floats(int T) { return bias_origins(T) + 2 * T; }               // at most 4 T
 inline size_t bias_floats(const AttentionShape& s) { return size_t(s.B) * s.H * bias_floats(s.T) + BIAS_SLACK; }
 
-// Floats saved per row (b, h, t) for the backward, as one [B, H, T] array after the other (then, for lssar, a vector of
-// D floats per row).
+// Floats saved per row (b, h, t) for the backward, as one [B, H, T] array after the other (then, for policies of two
+// OUTPUTS, a vector of D floats per row).
 int attention_statistics(const AttentionSettings& settings, int D);
 
-size_t attention_backward_workspace(const AttentionShape& shape);  // bytes: 32 per row (b, h, t), so linear in T
+// Bytes: 32 per row (b, h, t), with the rows of a head rounded up to 128, so linear in T.
+size_t attention_backward_workspace(const AttentionShape& shape);
 
-// What is where in that workspace.
+// What is where in that workspace. The sums stay for those who read them after attention_backward().
 struct BackwardWorkspace {
-  float* row_values;               // what the kernels read of each row (Policy::ROW_VALUES)
-  float* learned_sums;             // [KindRow::learned][B, H, T]: sums over a query's keys of their gradients
-  float *dz_by_query, *dz_by_key;  // [B, H, T], with a bias: sums over a query's keys, or a key's queries, of dz_ij
+  float* row_values;    // [Policy::ROW_VALUES][B, H, pitch]: what the kernels read of each row (KernelShape)
+  float* learned_sums;  // [KindRow::learned][B, H, T], in the end of that space: over a query's keys, of gradients
+  float *dz_by_query, *dz_by_key;  // [B, H, T], with a bias: over a query's keys, or a key's queries, of dz_ij
 };
 BackwardWorkspace backward_workspace(void* workspace, const AttentionSettings& settings, const AttentionShape& shape);
 

@@ -23,7 +23,7 @@ struct KernelShape : AttentionShape {
   int row_pitch;  // rows of a head in BackwardWorkspace::row_values: T or more
   __host__ __device__ int chunks(int channels) const { return (D + channels - 1) / channels; }
   __host__ __device__ int tiles(int rows) const { return (T + rows - 1) / rows; }
-  __host__ __device__ size_t row_values() const { return size_t(B) * H * row_pitch; }
+  __host__ __device__ size_t row_values_pitch() const { return size_t(B) * H * row_pitch; }  // of their arrays
 };
 
 // wide only if every array begins at a multiple of 16 bytes
@@ -109,11 +109,11 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
     for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
     policy.row_for_backward(Mask(settings, shape.T, 0).keys(t), saved, dot, row);
   }
-  rows += shape.head_of(b, h) * shape.row_pitch + t;
-  for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values()] = row[n];
+  rows += shape.head_number(b, h) * shape.row_pitch + t;
+  for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values_pitch()] = row[n];
 }
 
-// dS_h -= sum over rows of P_sink D, where P_sink = e^(S_h - lse) is the sink's weight. One block per head.
+// dS_h -= sum over rows of P_sink delta, where P_sink = e^(S_h - lse) is the sink's weight. One block per head.
 constexpr int SINK_THREADS = 128;
 template <class T, class Policy>
 __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* rows, KernelShape shape) {
@@ -122,7 +122,7 @@ __global__ void attention_sink_kernel(float* dsink, const T* sink, const float* 
   float sum = 0, logit = to_float(sink[h]);
   for (int b = 0; b < shape.B; b++)
     for (int t = threadIdx.x; t < shape.T; t += SINK_THREADS)
-      sum += Policy::sink_grad(logit, rows + shape.head_of(b, h) * shape.row_pitch + t, shape.row_values());
+      sum += Policy::sink_grad(logit, rows + shape.head_number(b, h) * shape.row_pitch + t, shape.row_values_pitch());
   sum = block_sum(sum, shared);
   if (threadIdx.x == 0) dsink[h] += sum;
 }

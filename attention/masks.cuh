@@ -1,8 +1,8 @@
 // The keys that a query sees, and the bias that is added to its scores. A mask is a struct that kernels take as a
 // template argument, beside the kind's policy. Queries i and keys j are counted from 0 here. A mask is made for one
-// head of one sequence (`head` = b H + h). Its functions:
+// head of one sequence: Mask(settings, T, head_number(b, h)). Its functions:
 //
-//   key_tiles(i0, rows), query_tiles(j0, rows)   the streamed tiles that these held rows need, by number
+//   key_tiles<STREAM>(i0, rows), query_tiles<STREAM>(j0, rows)    the StreamedTiles that these held rows need
 //   keys(i)                         the number of keys that query i sees
 //   EVEN                            whether most row tiles need equally many streamed tiles (RowTile, hopper/roles.cuh)
 //
@@ -11,8 +11,8 @@
 //   below<KEYS>(held0, rows, stream0, columns)    whether they lie below the diagonal: all keys j <= all queries i
 //   cuts<KEYS>(held0, rows, stream0, columns)     whether one of these queries may not see one of these keys j <= i
 //   sees<KEYS>(held, streamed)                    any other score is -inf
-//   ADDS                            whether c_i - c_j is added to z_ij before that; backward kernels then sum the
-//                                   gradients of scores by query and by key
+//   ADDS                            whether c_i - c_j is added to z_ij before that, if there is a `bias` (on a CPU it
+//                                   may be nullptr); backward kernels then sum dz_ij by query and by key
 //   c()[row], origin_difference(row, other), exact(row)    c less its origin's, the difference of two rows' origins,
 //                                   all of c
 #pragma once
@@ -60,25 +60,25 @@ struct Causal {
 // Query i sees the keys j <= i that are among its last `window` or the first `sink_tokens`.
 struct Window : Causal {
   static constexpr bool EVEN = true;
-  int window, sinks;
+  int window, sink_tokens;
   __host__ __device__ Window(const KernelSettings& s, int T, size_t head)
-      : Causal(s, T, head), window(s.window), sinks(s.sink_tokens) {}
+      : Causal(s, T, head), window(s.window), sink_tokens(s.sink_tokens) {}
   template <int STREAM>
   __host__ __device__ __forceinline__ StreamedTiles<STREAM, true> key_tiles(int i0, int rows) const {
-    int far = max(i0 - window + 1, 0) / STREAM * STREAM, near = min((sinks + STREAM - 1) / STREAM * STREAM, far);
+    int far = max(i0 - window + 1, 0) / STREAM * STREAM, near = min((sink_tokens + STREAM - 1) / STREAM * STREAM, far);
     return {near > 0 ? 0 : far, min(i0 + rows, T), near, far};
   }
   template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> query_tiles(int j0, int rows) const {
-    return {j0 / STREAM * STREAM, j0 < sinks ? T : min(j0 + rows + window - 1, T)};
+    return {j0 / STREAM * STREAM, j0 < sink_tokens ? T : min(j0 + rows + window - 1, T)};
   }
-  __host__ __device__ __forceinline__ int keys(int i) const { return min(i + 1, window + sinks); }
+  __host__ __device__ __forceinline__ int keys(int i) const { return min(i + 1, window + sink_tokens); }
   template <bool KEYS> __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
     if (KEYS) return cuts<false>(stream0, columns, held0, rows);
-    return held0 + rows - window > stream0 && stream0 + columns > sinks;
+    return held0 + rows - window > stream0 && stream0 + columns > sink_tokens;
   }
   template <bool KEYS> __device__ __forceinline__ bool sees(int held, int streamed) const {
     if (KEYS) return sees<false>(streamed, held);
-    return (streamed <= held) & ((held - window < streamed) | (streamed < sinks));  // && and || would be branches
+    return (streamed <= held) & ((held - window < streamed) | (streamed < sink_tokens));  // && and || would be branches
   }
 };
 
@@ -99,7 +99,7 @@ struct Biased : Window {
   __device__ __forceinline__ float2 origin(int row) const {
     return reinterpret_cast<const float2*>(bias)[min(row, T - 1) / BIAS_ROWS];
   }
-  // The first difference is exact within a factor of 2.
+  // a.x - b.x is exact where they are within a factor of 2.
   __device__ __forceinline__ float origin_difference(int row, int other) const {
     float2 a = origin(row), b = origin(other);
     return (a.x - b.x) + (a.y - b.y);

@@ -1,14 +1,14 @@
 // The kinds of attention. Each is a struct, its policy: it turns scores z_ij = q_i . k_j into weights P_ij, and
 // gradients of weights into gradients of scores. Kernels know nothing else of a kind. Policies see finished scores:
-// norms of q and k (l2, rms) and the scale, by length too, come from prepare.cu. Row i = 1..T sees the n = i keys
-// j <= i; a masked score arrives as -inf and must give weight 0 and gradient 0. README.md has the equations. Scores are
-// multiples of the kind's unit.
+// norms of q and k (l2, rms) and the scale, by length too, come from prepare.cu. Row i = 1..T sees n keys
+// j <= i, all i of them or, with a window, fewer; a masked score arrives as -inf and must give weight 0 and gradient 0.
+// README.md has the equations. Scores are multiples of the kind's unit.
 //
 // The forward pass of a row, in every family of kernels:
 //   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
 //     start_sweep(sweep, n, sums =, first)                // first: of the threads of a row, one adds the sink
 //     for each key:
-//       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(): all of a tile's keys
+//       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(): a lane's, of a tile
 //       last sweep: outputs *= rescale(sums, top)         // once for each tile of keys; top: its largest score
 //                   weigh(z, constants, sums +=, weights =), outputs += weights x value
 //     merge(sweep, sums +=, other)                        // each of those threads has sums over its own keys
@@ -24,7 +24,8 @@
 // With PLACES first_sweep(), weigh() and grad() take the place of the score as their last arguments, i of the query and
 // j of the key, floats from 1. Then n is fminf(i, most), where the constructor keeps most = settings.most_keys().
 //
-// The constructor, Policy(settings, sink, head), runs on the device, once for each head. Constants of a policy:
+// The constructor, Policy(settings, sink, head), runs in every thread, for its head, from 0; `sink` is a logit in the
+// forward pass and 0 in the others. Constants of a policy:
 //
 //   SWEEPS      over the keys in the forward pass: 1 or 2
 //   OUTPUTS     weighted sums of the values: 1, or 2 (the second, in float32, is for the backward pass alone)
@@ -44,7 +45,7 @@
 #include "attention/maths.cuh"
 
 // The policy of a kind, for the families: choose(settings, f) calls f.operator()<Policy>(). A kind may have several, as
-// lssar has by its power; Usual is one of them.
+// lssar has by its power: all keep as much as Usual, one of them, and have GRADIENT_REGISTERS if it does.
 template <class File, class Maths> struct PolicyOf;
 template <class Policy> struct OnePolicy {
   using Usual = Policy;
@@ -97,8 +98,8 @@ __device__ __forceinline__ void weigh_score(const Policy& policy, float z, const
   else policy.weigh(z, constants, sums, weights);
 }
 
-// p and dz of the score of query i and key j, from 1, with any form of grad(); finish_gradient(): from a z that
-// weight() has made p where it can.
+// p and dz of the score of query i and key j, from 1, with any form of grad(). With FROM_WEIGHT, finish_gradient()
+// takes weight(z, row) as z.
 template <class Policy>
 __device__ __forceinline__ void finish_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
                                                 float& dz, float i, float j) {

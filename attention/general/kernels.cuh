@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
   Head<T> v = head_of_qkv(qkv, 2, place.b, place.h, shape);
   Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink, place.h);
-  Mask mask(settings, shape.T, shape.head_of(place.b, place.h));
+  Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
   float out_sum[OUTPUTS][R][EACH] = {}, sums[SUMS + 1][EACH], z[1][X][EACH];  // + 1: an array may not have length 0
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   size_t count = shape.rows(), first_row = shape.first_row(place.b, place.h);
   rows += first_row;
   Policy policy(settings, 0, place.h);
-  Mask mask(settings, shape.T, shape.head_of(place.b, place.h));
+  Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template query_tiles<Tile::STREAM>(j0, Tile::HELD);
 
   float dk[R][EACH] = {}, dv[R][EACH] = {}, z[2][X][EACH], dz_sums[Tile::ROWS_EACH] = {};
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   size_t count = shape.rows(), first_row = shape.first_row(place.b, place.h);
   rows += first_row;
   Policy policy(settings, 0, place.h);
-  Mask mask(settings, shape.T, shape.head_of(place.b, place.h));
+  Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
   float dq[R][EACH] = {}, z[2][X][EACH], dz_sums[Tile::ROWS_EACH] = {}, learned[EACH][Policy::LEARNED + 1] = {};
@@ -451,7 +451,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
   size_t all_rows = shape.rows(), first_row = shape.first_row(place.b, place.h);
   Policy policy(settings, 0, place.h);
-  Mask mask(settings, shape.T, shape.head_of(place.b, place.h));
+  Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
 
   for (int n = threadIdx.x; n < PARTS * count * Tile::HELD; n += Tile::THREADS) all_sums[n] = 0;

@@ -34,7 +34,7 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
     stages.fetch_held(tile.number, 1, a.qkv, b, row, 2 * H + h);
     auto query_tiles = Mask(a.settings, a.shape.T, tile.head).template query_tiles<STREAM>(row, Tile::HELD);
     for (int i0 = query_tiles.begin; i0 < query_tiles.stop; i0 = query_tiles.next(i0)) {
-      stages.fetch(a.qkv, b, i0, h, rows + i0, a.shape.row_values());
+      stages.fetch(a.qkv, b, i0, h, rows + i0, a.shape.row_values_pitch());
       stages.fetch(a.dout, b, i0, h);
     }
   }
@@ -169,7 +169,8 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
     for (int half = 0; half < 2; half++) {
       int i = block_row + mine.row(half);
       for (int n = 0; n < ROW_VALUES; n++)
-        row[half][n] = i < a.shape.T ? a.rows[n * a.shape.row_values() + size_t(tile.head) * a.shape.row_pitch + i] : 0;
+        row[half][n] =
+            i < a.shape.T ? a.rows[n * a.shape.row_values_pitch() + size_t(tile.head) * a.shape.row_pitch + i] : 0;
     }
     clear(dq);
     stages.await_held(tile.number);

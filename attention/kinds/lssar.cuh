@@ -43,7 +43,8 @@ template <class Maths> struct AnyPower {
 // f = log2(1 + 2^z), u = n f / S, r = max(0, u - offset), m = max r, w = (r / m)^power, W = sum w, P = w / W; the first
 // sweep finds S and max z. Because r / m = max(0, SLOPE f - FLOOR) with SLOPE = n / (S m), FLOOR = offset / m, the
 // second needs two constants. Q = P / r = x^(power - 1) / (m W); the training forward also sums Q v (O2) and Q (t).
-// In the backward P = x^power / W and dz = slope (FACTOR x^(power - 1) (dP - D) - E / S) with FACTOR = power SLOPE / W.
+// In the backward P = x^power / W and dz = slope (FACTOR x^(power - 1) (dP - delta) - E / S) with
+// FACTOR = power SLOPE / W.
 // FastMaths takes SLOPE and FLOOR times W^(-1 / power) there: then W is 1, at the cost of an error of power 2^-23.
 // A degenerate row (m < 1e-3) gets 1 / m = 0, and so weight 0 everywhere. Without an offset m is at least 1, unless the
 // bound of n / S binds: every z is below -90 then. The bound leaves FACTOR dP a range of 2^20. Power: how x^(power - 1)

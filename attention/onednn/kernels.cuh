@@ -116,7 +116,7 @@ void forward_tile(const ForwardCall<bf16>& c, const KernelShape& shape, int b, i
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
              v = head_of_qkv(c.qkv, 2, b, h, shape);
   const Policy policy(c.settings, c.sink ? to_float(c.sink[h]) : c.settings.sink, h);
-  const Mask mask(c.settings, T, shape.head_of(b, h));
+  const Mask mask(c.settings, T, shape.head_number(b, h));
   auto tiles = mask.template key_tiles<SIDE>(i0, SIDE);
   QueryNumbers<Policy::SUMS> sums;
   QueryNumbers<Policy::CONSTANTS> constants;
@@ -216,7 +216,7 @@ void backward_tile(const BackwardCall<bf16>& c, const KernelShape& shape, int b,
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
              v = head_of_qkv(c.qkv, 2, b, h, shape), dout = head_of_out(c.dout, b, h, shape);
   const Policy policy(c.settings, 0, h);
-  const Mask mask(c.settings, T, shape.head_of(b, h));
+  const Mask mask(c.settings, T, shape.head_number(b, h));
   if (scratch.products.size() < size_t(2) * SIDE * D) scratch.products.resize(size_t(2) * SIDE * D);
   float *dk = scratch.products.data(), *dv = dk + SIDE * D, dz_by_key[SIDE] = {};
   bf16* gradients = c.dqkv + size_t(b) * T * shape.qkv_stride + size_t(h) * D;

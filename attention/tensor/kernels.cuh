@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   Head<T> q = head_of_qkv(qkv, 0, b, h, shape), k = head_of_qkv(qkv, 1, b, h, shape),
           v = head_of_qkv(qkv, 2, b, h, shape);
   Policy policy(settings, sink ? to_float(sink[h]) : settings.sink, h);
-  Mask mask(settings, shape.T, shape.head_of(b, h));
+  Mask mask(settings, shape.T, shape.head_number(b, h));
   Fragment mine;
   T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
 
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   size_t count = shape.rows(), first_row = shape.first_row(b, h);
   rows += first_row;
   Policy policy(settings, 0, h);
-  Mask mask(settings, shape.T, shape.head_of(b, h));
+  Mask mask(settings, shape.T, shape.head_number(b, h));
   Fragment mine;
   T *my_keys = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_values = my_keys + HELD_TILE;
 
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   size_t count = shape.rows(), first_row = shape.first_row(b, h);
   rows += first_row;
   Policy policy(settings, 0, h);
-  Mask mask(settings, shape.T, shape.head_of(b, h));
+  Mask mask(settings, shape.T, shape.head_number(b, h));
   Fragment mine;
   T *my_queries = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_douts = my_queries + HELD_TILE;
 
