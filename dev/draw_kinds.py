@@ -3,9 +3,10 @@
 
     python3 dev/draw_kinds.py [--out FILE.png] [my_score.cuh...]
 
-Kinds that are files (attention/score.h) are drawn beside them, by their formulas in PyTorch. Keys are random directions
-that repeat every 17 positions, so each query agrees with a few keys; kinds with a length scale see unit vectors times
-ln D ln i, the others sqrt D times the cosine. Needs numpy, matplotlib and PyTorch.
+Kinds of other files (attention/kind.h) are drawn beside them, by their formulas in PyTorch, all with their default
+parameters. Keys are random directions that repeat every 17 positions, so each query agrees with a few keys; kinds whose
+variant has a length scale see unit vectors times ln D ln i, the others sqrt D times the cosine. Needs numpy, matplotlib
+and PyTorch.
 """
 import os
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ except ImportError as error:
 from lib import drawing, formula
 
 T, D, SEED = 64, 32, 3
+ALSO = {"lssar": {"power": 3}}  # drawn before the kind as it is by default
 
 
 def scores():
@@ -38,18 +40,17 @@ def scores():
 def weights(files):
   """{kind: [T, T]}, rows i, columns j; 0 above the diagonal."""
   scaled, plain = scores()
-  drawn = {"softmax": plain, "lssa": scaled, "lssar, p = 3": scaled, "lssar, p = 15": scaled, "sigmoid": plain,
-           "relu": plain, "relu2": plain, "threshold": plain}
-  result, numbers = {}, {}
+  result = {}
   for path in files:
-    kind, numbers[kind] = formula.add_file(path)
-    drawn[kind] = plain
-  for name, z in drawn.items():
-    kind, _, power = name.partition(", p = ")
-    settings = SimpleNamespace(kind=kind, power=float(power or 0), offset=1, offset_free_rows=3, threshold=1,
-                               sink="none", **numbers.get(kind, {}))
-    learned = {each: torch.tensor([value]) for each, value in formula.FORMULAS.get(kind, (0, 0, {}))[2].items()}
-    result[name] = formula.weights(torch.from_numpy(z)[None], settings, T, learned=learned)[0].numpy()
+    formula.add_file(path)
+  for path in formula.kinds_of_the_tree() + files:
+    kind, text, fixed, learned = formula.read_file(path)
+    z = torch.from_numpy(scaled if '"logd_logn"' in text else plain)[None]
+    learned = {each: torch.tensor([value]) for each, value in learned.items()}
+    for numbers in ([{**fixed, **ALSO[kind]}] if kind in ALSO else []) + [fixed]:
+      settings = SimpleNamespace(kind=kind, sink="none", **numbers)
+      name = kind + (f", p = {numbers['power']:g}" if kind in ALSO else "")
+      result[name] = formula.weights(z, settings, T, learned=learned)[0].numpy()
   return result
 
 

@@ -42,20 +42,31 @@ def model_of(settings):
       plusgpt=settings))
 
 
-def add_file(path):
-  """Adds the kind of a file (attention/kind.h) to FORMULAS, as ./train does in checkpoints. Returns its name, and the
-  defaults of its fixed numbers."""
+def kinds_of_the_tree():
+  """The files of attention/kinds/, softmax's first, as in ./train --help."""
+  folder = os.path.join(os.path.dirname(__file__), "..", "..", "attention", "kinds")
+  return sorted(glob.glob(os.path.join(folder, "*.cuh")), key=lambda path: (not path.endswith("/softmax.cuh"), path))
+
+
+def read_file(path):
+  """The name of the kind of a file (attention/kind.h), its text without comments, and the defaults of its parameters
+  and of its learned numbers."""
   name = os.path.splitext(os.path.basename(path))[0]
   with open(path, encoding="utf-8") as file:
     text = re.sub(r"//.*", "", file.read())
+  found = (re.search(rf"\b{what}\[\] = \{{([\s\S]*?)\}};", text) or ("", "") for what in ("parameters", "learned"))
+  numbers = (re.findall(r"\{\s*\"(\w+)\"\s*,\s*([^,}\s]+)", all_of_them[1]) for all_of_them in found)
+  return name, text, *({each: float(value) for each, value in some} for some in numbers)
+
+
+def add_file(path):
+  """Adds the kind of a file to FORMULAS, as ./train does in checkpoints. Returns its name, and the defaults of its
+  fixed numbers."""
+  name, text, fixed, learned = read_file(path)
   row_weights = re.search(r"weights = RowWeights::(\w+)", text)
   pytorch = re.search(r"pytorch = ((?:\s*\"[^\"]*\")+);", text)
   if not row_weights or not pytorch:
     stop(f"{path}: has no {'pytorch formula' if row_weights else 'weights'}; see the head of attention/score.h")
-  numbers = {what: dict(re.findall(r"\{\s*\"(\w+)\"\s*,\s*([^,}\s]+)", found[1]))
-             for what in ("parameters", "learned")
-             for found in [re.search(rf"\b{what}\[\] = \{{([\s\S]*?)\}};", text) or ("", "")]}
-  fixed, learned = ({each: float(value) for each, value in numbers[what].items()} for what in numbers)
   names = "".join(f", {each}" for each in [*fixed, *learned])
   body = "".join(re.findall(r"\"([^\"]*)\"", pytorch[1]))
   try:
@@ -68,7 +79,6 @@ def add_file(path):
   return name, fixed
 
 
-for _path in glob.glob(os.path.join(os.path.dirname(__file__), "..", "..", "attention", "kinds", "*.cuh")):
-  with open(_path, encoding="utf-8") as _file:
-    if "pytorch =" in _file.read():
-      add_file(_path)
+for _path in kinds_of_the_tree():
+  if "pytorch =" in read_file(_path)[1]:
+    add_file(_path)

@@ -54,8 +54,10 @@ template <class R> R ref_unit(Kind kind) { return kind == Kind::lssa || kind == 
 template <class R> R ref_softplus(R z) { return std::max(z, R(0)) + std::log1p(std::exp(-std::fabs(z))); }
 template <class R> R ref_sigmoid(R z) { return z < 0 ? std::exp(z) / (1 + std::exp(z)) : 1 / (1 + std::exp(-z)); }
 
-template <class R> R ref_threshold(const AttentionSettings& s, size_t n) {
-  return R(s.parameter("threshold")) * std::sqrt(2 * std::log(R(n)));
+// What a score exceeds the threshold of a row of n keys by, or 0.
+template <class P> typename P::real ref_excess(const AttentionSettings& s, typename P::real z, size_t n) {
+  using R = typename P::real;
+  return P::round(std::max(z - R(s.parameter("threshold")) * std::sqrt(2 * std::log(R(n))), R(0)));
 }
 
 // lssar's stages; w, q are not yet divided by W.
@@ -206,11 +208,9 @@ Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& scores, typena
       for (size_t j = 0; j < n; j++) p[j] = P::round(P::round(std::max(z[j], R(0)) * std::max(z[j], R(0))) / R(n));
       break;
     case Kind::threshold:
-      for (size_t j = 0; j < n; j++) {
-        R r = P::round(std::max(z[j] - ref_threshold<R>(s, n), R(0)));
-        p[j] = P::round(r * r);
-      }
+      for (size_t j = 0; j < n; j++) p[j] = P::round(ref_excess<P>(s, z[j], n) * ref_excess<P>(s, z[j], n));
       break;
+    default: failure("attention_reference.h: ref_weights() has no case for the policy %s", kind_row(s.kind).name);
   }
   return p;
 }
@@ -298,11 +298,9 @@ Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, con
       }
       break;
     case Kind::threshold:
-      for (size_t j = 0; j < n; j++) {
-        slope[j] = 2 * P::round(std::max(z[j] - ref_threshold<R>(s, n), R(0)));
-        dz[j] = P::round(slope[j] * dp[j]);
-      }
+      for (size_t j = 0; j < n; j++) dz[j] = P::round((slope[j] = 2 * ref_excess<P>(s, z[j], n)) * dp[j]);
       break;
+    default: failure("attention_reference.h: ref_score_gradients() has no case for %s", kind_row(s.kind).name);
   }
   return dz;
 }

@@ -75,14 +75,20 @@ class PositiveValues {
   std::mt19937 random_{1};
 };
 
-// The weights of a row as they enter its product with V: what divides a row is applied to its sums in the end.
+// The weights of a row as they enter its product with V: what divides a row is applied to its sums in the end. unit =
+// what it is: in kinds whose weights do not sum to 1 a policy divides by n, if twice the keys halve a weight, or by 1.
 std::vector<float> weights_of_row(const AttentionSetup& s, const AttentionShape& shape, const Numbers<Exact>& qkv,
                                   int i, double* unit) {
   double sink_weight;
-  auto p = ref_weights<Exact>(s, ref_scores<Exact>(s, shape, qkv, {}, ref_keys(s, i), 0, 0, i), NO_SINK, &sink_weight);
-  *unit = *std::max_element(p.begin(), p.end());
-  if (s.kind == Kind::sigmoid || s.kind == Kind::threshold) *unit = 1;
-  if (s.kind == Kind::relu || s.kind == Kind::relu2) *unit = 1.0 / (i + 1);
+  auto z = ref_scores<Exact>(s, shape, qkv, {}, ref_keys(s, i), 0, 0, i), twice = z;
+  auto p = ref_weights<Exact>(s, z, NO_SINK, &sink_weight);
+  auto top = std::max_element(p.begin(), p.end());
+  *unit = *top;
+  if (!kind_row(s.kind).sums_to_1()) {
+    twice.insert(twice.end(), z.begin(), z.end());
+    double halved = ref_weights<Exact>(s, twice, NO_SINK, &sink_weight)[top - p.begin()];
+    *unit = !kind_row(s.kind).is_formula() && halved == *top / 2 ? 1.0 / (i + 1) : 1;
+  }
   std::vector<float> weights;
   for (double weight : p) weights.push_back(*unit > 0 ? to_bf16(weight / *unit) : 0);
   return weights;
@@ -182,13 +188,15 @@ GradientDrifts drift_of_gradients(Kind kind, const char* family, TensorCore core
   return drifts;
 }
 
-constexpr Kind KINDS[] = {Kind::softmax, Kind::lssa,  Kind::lssar,    Kind::sigmoid,
-                          Kind::relu,    Kind::relu2, Kind::threshold};
+std::vector<Kind> kinds_of_the_tree() {
+  using enum Kind;
+  return {KINDS_OF_THE_TREE};
+}
 
 class LongDrift : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    if (!std::ranges::all_of(KINDS, attention_is_built)) GTEST_SKIP() << "built without some kinds";
+    if (!std::ranges::all_of(kinds_of_the_tree(), attention_is_built)) GTEST_SKIP() << "built without some kinds";
     if (!on_cpu && !family_of<bf16>(Kind::softmax, GetParam()).suits_device()) GTEST_SKIP() << "for other devices";
   }
   TensorCore core() const {
@@ -212,7 +220,7 @@ class LongDrift : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(LongDrift, Output) {
-  for (Kind kind : KINDS) {
+  for (Kind kind : kinds_of_the_tree()) {
     Drift drift;
     for (int T : lengths({1024, 4096, 65536, 131072}, 16384)) drift = drift_of_output(kind, GetParam(), core(), T);
     take(drift);
@@ -221,12 +229,12 @@ TEST_P(LongDrift, Output) {
 }
 
 TEST_P(LongDrift, Gradients) {
-  for (Kind kind : KINDS) {
+  for (Kind kind : kinds_of_the_tree()) {
     GradientDrifts drifts;
     for (int T : lengths({1024, 4096, 8192}, 2048)) drifts = drift_of_gradients(kind, GetParam(), core(), T);
     // Where dz is a multiple of dP, dK's and dQ's sums are of one sign too.
     take(drifts.dv);
-    if (kind == Kind::sigmoid || kind == Kind::relu || kind == Kind::relu2) take(drifts.dq), take(drifts.dk);
+    if (!kind_row(kind).sums_to_1()) take(drifts.dq), take(drifts.dk);
   }
   check();
 }
