@@ -132,7 +132,8 @@ $(INSTANCES:=.o): %.o: % $(BUILD)/flags $(PRECOMPILED:=.gch)
 	$(call SAY,compile,$<)$(COMPILE_CU) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ $(KEEP_REPORT)
 $(INSTANCES): $(BUILD)/attention/%.cu: FORCE
 	@mkdir -p $(@D); bash scripts/lib/kind_files.sh instance $(*D) $(*F) "$(KIND_FILES) $(KINDS)" $(IF_NEW)
-$(foreach kind,$(FILE_KINDS),$(filter %/$(kind).cu.o,$(INSTANCES:=.o))): | $(BUILD)/attention/kinds.cpp.o  # says faults
+# kinds.cpp reports what is wrong with a file of KINDS, so it is compiled before the kernels of these files.
+$(foreach kind,$(FILE_KINDS),$(filter %/$(kind).cu.o,$(INSTANCES:=.o))): | $(BUILD)/attention/kinds.cpp.o
 $(BUILD)/attention/kinds.cpp.o: $(BUILD)/kinds.inc
 $(BUILD)/attention/kinds.cpp.o: private EXPLAIN = 2> $@.said; result=$$?; \
   bash scripts/lib/kind_files.sh explain $@.said >&2; exit $$result

@@ -23,7 +23,7 @@ struct KernelSettings {
   const void* learned[MOST_PARAMETERS] = {};
   bool learned_in_bf16 = false;
 
-  // Of which row i sees the first i at most.
+  // Row i sees min(i, most_keys()) keys: all before it or, with a window, its last `window` and first `sink_tokens`.
   __host__ __device__ float most_keys() const { return float(window + sink_tokens); }
   template <class File> __host__ __device__ typename File::Numbers numbers_of() const {
     typename File::Numbers own;
