@@ -135,6 +135,10 @@ class Rules(unittest.TestCase):
                  sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh", ".mk"),
                  lambda path: path.startswith(("test/", "dev/")) or path == "scripts/test.sh")
 
+  def test_programs_can_be_executed(self):
+    programs = [os.path.join(ROOT, path) for path, text in sources(".py", ".sh") if text.startswith("#!")]
+    self.assertEqual([path for path in programs if not os.access(path, os.X_OK)], [])
+
   def test_formatted(self):
     known = shutil.which("clang-format") and subprocess.run(["clang-format", "--version"], text=True,
                                                             capture_output=True)
