@@ -21,6 +21,7 @@ import subprocess
 import sys
 
 from root import ROOT
+from blocks import replace_block
 from lib import tables
 from lib.common import read_json, run as run_main, stop
 
@@ -268,15 +269,14 @@ def main():
     return
   if arguments[0].startswith("-"):
     stop(f"unknown arguments {' '.join(arguments)} (--help)")
-  import readme_tables
   for path in arguments:
     result, name = read_json(path), os.path.splitext(os.path.basename(path))[0]
     if name.startswith("peers"):
-      readme_tables.replace_block(name, (cpu_peers if "step_ms" in result else peers)(result))
+      replace_block(name, (cpu_peers if "step_ms" in result else peers)(result))
       if "step_ms" not in result:
-        readme_tables.replace_block("front_gpu", front(result))
+        replace_block("front_gpu", front(result))
     else:
-      readme_tables.replace_block("speed_" + name, speed(result))
+      replace_block("speed_" + name, speed(result))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fills the tables of the documents (PAGES below) from measured files, so that no number in them is typed by hand.
+"""Fills the tables of the documents (PAGES, blocks.py) from measured files, so that no number in them is typed by hand.
 
     python3 dev/readme_tables.py quickstart docs/results/quickstart_cpu.json   mean and range over the seeds
     python3 dev/readme_tables.py answers runs/a runs/b ...                  losses by context, diagnostics, passkey,
@@ -13,38 +13,21 @@
 
 A block lies between <!-- table:NAME --> and <!-- /table --> in one of them. bench_table.py writes those of speed.
 """
-import glob
 import os
 import re
 import shutil
 import statistics
 import sys
 
-from root import ROOT
+import root  # noqa: F401: the path of the next ones
 import bench_table
+from blocks import replace_block
 import expected
 from lib import metrics
 import plan_tables
 import report
 from lib import results, section_sweep
 from lib.common import read_json, run as run_main, stop
-
-PAGES = ("README.md", "dev/bench/README.md", "dev/bench/TORCH.md", "dev/bench/LOG.md", "docs/gpu.md",
-         "docs/results/*.md")
-
-
-def replace_block(name, content):
-  """content: the new text of the block, or what makes it of the old one."""
-  block = re.compile(r"(<!-- table:%s -->\n)(.*?)(<!-- /table -->)" % re.escape(name), re.DOTALL)
-  for path in (path for page in PAGES for path in sorted(glob.glob(os.path.join(ROOT, page)))):
-    with open(path, encoding="utf-8") as file:
-      text = file.read()
-    if found := block.search(text):
-      new = content(found[2]) if callable(content) else content
-      with open(path, "w", encoding="utf-8") as file:
-        file.write(text[:found.start(2)] + new.strip() + "\n" + text[found.end(2):])
-      return
-  stop(f"no block <!-- table:{name} --> ... <!-- /table --> in {', '.join(PAGES)}")
 
 
 def with_losses(result):
