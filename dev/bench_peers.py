@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import namedtuple
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import root  # noqa: F401: the path of the next ones
@@ -42,13 +42,32 @@ except ImportError as error:
 from lib import formula, metrics
 
 torch.utils.deterministic.fill_uninitialized_memory = False  # a check for NaN that costs time and changes no result
-Size = namedtuple("Size", "name layers heads channels context vocab micro tokens dims lengths attention_tokens "
-                          "attention_channels")
 OURS, QUICK_START = os.environ.get("TRAIN", "./train"), "configs/quickstart.json"
-GPT2 = Size("GPT-2 124M", 12, 12, 768, 1024, 50304, 64, 524288, (64, 128), (1024, 2048, 4096, 8192, 16384), 16384, 1536)
-TINY = Size("a tiny model", 2, 2, 32, 32, 64, 2, 128, (16,), (32, 64), 64, 32)
 LSSAR = SimpleNamespace(kind="lssar", qk_norm="l2", scale="logd_logn", power=15, offset=1, offset_free_rows=3)
 LEAST = 1e-30  # in place of 0 under a logarithm; the power makes its weight 0
+
+
+@dataclass(frozen=True)
+class Size:
+  name: str
+  layers: int
+  heads: int
+  channels: int
+  context: int
+  vocab: int
+  micro: int  # sequences at a time, at most
+  tokens: int  # of an optimizer step
+  # of attention alone: head sizes, lengths, tokens of a batch, channels of all heads together
+  dims: tuple = ()
+  lengths: tuple = ()
+  attention_tokens: int = 0
+  attention_channels: int = 0
+
+
+GPT2 = Size("GPT-2 124M", layers=12, heads=12, channels=768, context=1024, vocab=50304, micro=64, tokens=524288,
+            dims=(64, 128), lengths=(1024, 2048, 4096, 8192, 16384), attention_tokens=16384, attention_channels=1536)
+TINY = Size("a tiny model", layers=2, heads=2, channels=32, context=32, vocab=64, micro=2, tokens=128, dims=(16,),
+            lengths=(32, 64), attention_tokens=64, attention_channels=32)
 
 
 def fused(q, k, v):
@@ -118,8 +137,14 @@ def flash(module, deterministic):
   return attend
 
 
-# attend: None where its package is missing. backend: of scaled_dot_product_attention.
-Peer = namedtuple("Peer", "name kind attend backend deterministic compiled", defaults=(None, False, True))
+@dataclass(frozen=True)
+class Peer:
+  name: str
+  kind: str
+  attend: object  # None where its package is missing
+  backend: object = None  # of scaled_dot_product_attention
+  deterministic: bool = False
+  compiled: bool = True
 
 
 def peers(tiny):
@@ -130,7 +155,7 @@ def peers(tiny):
            Peer("LSSAR eager", "lssar", lssar, compiled=False), Peer("LSSAR compiled", "lssar", lssar),
            Peer("LSSAR FlexAttention", "lssar", flex_lssar)]
   # Nothing to compile around a fused kernel.
-  alone = [peer._replace(compiled=False) for peer in whole if peer.kind == "softmax"]
+  alone = [replace(peer, compiled=False) for peer in whole if peer.kind == "softmax"]
   for name, module in ("FlashAttention-3", "flash_attn_interface"), ("FlashAttention-4", "flash_attn.cute"):
     alone += [Peer(name + (", deterministic" if again else ""), "softmax", flash(module, again), None, again, False)
               for again in (False, True)]
@@ -288,8 +313,13 @@ def train(machine, peer, size, micro):
           "memory_bytes": memory}
 
 
-# On the CPU: name, settings beside the quick start's, steps in a turn.
-CpuModel = namedtuple("CpuModel", "name settings steps")
+@dataclass(frozen=True)
+class CpuModel:
+  name: str
+  settings: dict  # beside the quick start's
+  steps: int  # in a turn
+
+
 CPU_MODELS = (CpuModel("the quick start's model", {}, 40),
               CpuModel("6 layers, 384 channels, T 256", {"model.layers": 6, "model.heads": 6, "model.channels": 384,
                                                          "model.context": 256, "batch.tokens": 4096}, 6))
@@ -300,7 +330,7 @@ def size_of(model):
   at = {**{f"{part}.{key}": value for part in ("model", "batch") for key, value in config[part].items()},
         **model.settings}
   return Size(model.name, *(at["model." + key] for key in ("layers", "heads", "channels", "context", "vocab")),
-              at["batch.micro"], at["batch.tokens"], (), (), 0, 0)
+              micro=at["batch.micro"], tokens=at["batch.tokens"])
 
 
 def our_steps(model, precision):
@@ -318,7 +348,7 @@ def in_turns(machine, model, turns=5):
   size = size_of(model)
   os.makedirs("runs", exist_ok=True)
   eager = Peer("eager", "softmax", fused, None, compiled=False)
-  peers_here = (eager, eager._replace(name="torch.compile", compiled=True))
+  peers_here = (eager, replace(eager, name="torch.compile", compiled=True))
   # where only AVX2 is there PyTorch emulates bf16, in 17 times the time of fp32
   precisions = ("fp32", "bf16")[:1 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 2]
   steps = {precision: {peer.name: stepper(machine, peer, size, size.micro, precision) for peer in peers_here}

@@ -20,6 +20,7 @@ import re
 import struct
 import urllib.error
 import urllib.request
+from typing import Callable, NamedTuple
 
 from lib.common import ArgumentParser, Failure, UserError, decoded, encode, parse_json, run, whole_files
 from lib.documents import kind_of, parquet_file, unpacked
@@ -81,24 +82,31 @@ def mmlu_llmc(row):
   return "Question: %s\n\nAnswer:" % row["question"], row["choices"], row["answer"]
 
 
-# name: (prompt, data set, configuration and split on the hub, first line of the prompts of a subject)
+class Task(NamedTuple):
+  prompt: Callable
+  data_set: str  # on the hub, with its configuration and split
+  configuration: str
+  split: str
+  heading: str = ""  # first line of the prompts of a subject
+
+
 MMLU = ("cais/mmlu", "all", "test")
 TASKS = {
-    "hellaswag": (hellaswag, "Rowan/hellaswag", "default", "validation", ""),
-    "hellaswag_llmc": (hellaswag_llmc, "Rowan/hellaswag", "default", "validation", ""),
-    "arc_easy": (arc, "allenai/ai2_arc", "ARC-Easy", "test", ""),
-    "arc_challenge": (arc, "allenai/ai2_arc", "ARC-Challenge", "test", ""),
-    "piqa": (piqa, "baber/piqa", "default", "validation", ""),
-    "sciq": (sciq, "allenai/sciq", "default", "test", ""),
-    "mmlu": (mmlu, *MMLU, "The following are multiple choice questions (with answers) about %s.\n\n"),
-    "mmlu_continuation": (mmlu_continuation, *MMLU, "The following are questions (with answers) about %s.\n\n"),
-    "mmlu_llmc": (mmlu_llmc, *MMLU, ""),
+    "hellaswag": Task(hellaswag, "Rowan/hellaswag", "default", "validation"),
+    "hellaswag_llmc": Task(hellaswag_llmc, "Rowan/hellaswag", "default", "validation"),
+    "arc_easy": Task(arc, "allenai/ai2_arc", "ARC-Easy", "test"),
+    "arc_challenge": Task(arc, "allenai/ai2_arc", "ARC-Challenge", "test"),
+    "piqa": Task(piqa, "baber/piqa", "default", "validation"),
+    "sciq": Task(sciq, "allenai/sciq", "default", "test"),
+    "mmlu": Task(mmlu, *MMLU, "The following are multiple choice questions (with answers) about %s.\n\n"),
+    "mmlu_continuation": Task(mmlu_continuation, *MMLU, "The following are questions (with answers) about %s.\n\n"),
+    "mmlu_llmc": Task(mmlu_llmc, *MMLU),
 }
 
 
 def prompt(task, row, shots=()):
   """The context behind solved examples, the completions, the number of the right one."""
-  make, *_, heading = TASKS[task]
+  make, heading = TASKS[task].prompt, TASKS[task].heading
   context, completions, gold = make(row)
   solved = ""
   for shot in shots:
@@ -186,7 +194,7 @@ def rows_of(names):
 
 def download(args, task, split):
   """The rows of a data set's split on the hub."""
-  _, repository, configuration, *_ = TASKS[task]
+  repository, configuration = TASKS[task].data_set, TASKS[task].configuration
   url = "%s/datasets/%s/resolve/refs%%2Fconvert%%2Fparquet/%s/%s/0000.parquet" % (
       args.base_url.rstrip("/"), repository, configuration, split)
   try:
@@ -282,7 +290,7 @@ def main():
   args = parse_arguments()
   for task in args.task:
     name = "%s_%dshot" % (task, args.shots) if args.shots else task
-    rows = rows_of(args.input) if args.input else download(args, task, TASKS[task][3])
+    rows = rows_of(args.input) if args.input else download(args, task, TASKS[task].split)
     dev = [] if not args.shots else rows_of(args.dev) if args.dev else download(args, task, "dev")
     made = examples(task, rows, dev, args.shots)
     with whole_files(args.out, re.compile(re.escape(name) + r"\.bin"), args.overwrite) as folder:

@@ -10,8 +10,8 @@ Prints the losses, mean and 95% interval over the seeds, and paired differences 
 it [runs/SWEEP.json]; --picture draws it [runs/SWEEP.png]. Ctrl-C ends the sweep once the run has saved.
 """
 import argparse
-import collections
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -34,8 +34,15 @@ STOPPED = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SI
 
 NAME_BYTES = 200  # of a run's name, which ./train limits
 
-# labels, settings: dicts of text; trained: the Member whose weights this one evaluates, None if it has its own
-Member = collections.namedtuple("Member", "name labels seed settings trained", defaults=(None,))
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """A run of the sweep."""
+  name: str
+  labels: "dict[str, str]"  # by axis
+  seed: int
+  settings: "dict[str, str]"
+  trained: "Member" = None  # the one whose weights this one evaluates, if it has none of its own
 
 
 # ---------------------------------------------------------------------------------------------------------- the file
@@ -93,12 +100,15 @@ def texts_of(values):
 
 def axes_of(path, sweep, given):
   """({axis: {label: {key: text}}} with --axis applied, the same with the labels of the file beside these)."""
+  own = {}
   for axis, values in sweep["axes"].items():
     if not is_axis(values):
       raise UserError(f"{path}: axes: {axis}: must be a list of different values, or an object {{label: {{key: "
                       f"value}}}}, not {json.dumps(values)[:40]}")
-  own = {axis: {label: texts_of(chosen) for label, chosen in values.items()} if isinstance(values, dict)
-         else {text(value): {axis: text(value)} for value in values} for axis, values in sweep["axes"].items()}
+    if isinstance(values, dict):  # each label stands for settings
+      own[axis] = {label: texts_of(chosen) for label, chosen in values.items()}
+    else:  # the axis is a key, and its values are the labels
+      own[axis] = {text(value): {axis: text(value)} for value in values}
   axes = dict(own)
   for axis, labels in given:
     known = own.get(axis) if isinstance(sweep["axes"].get(axis), dict) else None
@@ -107,7 +117,8 @@ def axes_of(path, sweep, given):
     if known and (unknown := [label for label in labels if label not in known]):
       raise UserError(f"--axis {axis}: {unknown[0]} is not one of {', '.join(known)}")
     axes[axis] = {label: known[label] if known else {axis: label} for label in labels}
-  return axes, {axis: {**own.get(axis, {}), **chosen} for axis, chosen in axes.items()}
+  names = {axis: {**own.get(axis, {}), **chosen} for axis, chosen in axes.items()}
+  return axes, names
 
 
 def read_sweep(path, arguments):
@@ -155,8 +166,12 @@ def only_evaluates(key):
 def identity(found, evaluates):
   """Of ./train's rows, those that make a run another one: the values that are given and may not change while it
   continues. evaluates: and those of its evaluations."""
-  given = {key: value for key, (value, origin) in found.items() if origin not in ("default", "default; may change")
-           and key != "seed" and (not origin.endswith("; may change") or evaluates and only_evaluates(key))}
+  def counts(key, origin):
+    if key == "seed" or origin in ("default", "default; may change"):
+      return False
+    return not origin.endswith("; may change") or evaluates and only_evaluates(key)
+
+  given = {key: value for key, (value, origin) in found.items() if counts(key, origin)}
   return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -184,12 +199,15 @@ def members_of(program, sweep):
     return Member(short(stem, NAME_BYTES - len(end)) + end, dict(zip(sweep["axes"], labels)), seed, chosen, trained)
 
   def settings_with(labels):
-    return {**sweep["set"], **{key: value for axis, label in zip(sweep["axes"], labels)
-                               for key, value in sweep["names"][axis][label].items()}}
+    result = dict(sweep["set"])
+    for axis, label in zip(sweep["axes"], labels):
+      result.update(sweep["names"][axis][label])
+    return result
 
   def training(settings):
-    file = {key: value for key, value in sweep["own_set"].items() if only_evaluates(key)}
-    return {**{key: value for key, value in settings.items() if not only_evaluates(key)}, **file}
+    trains = {key: value for key, value in settings.items() if not only_evaluates(key)}
+    evaluates = {key: value for key, value in sweep["own_set"].items() if only_evaluates(key)}
+    return {**trains, **evaluates}
 
   first = {}  # the labels that name the run of these settings, whatever --axis selects
   for labels in itertools.product(*sweep["names"].values()):
@@ -360,9 +378,11 @@ def summary(sweep, members, done, failed):
   """All that tables and charts need, as JSON."""
   first, entries = next(iter(done.values()))[1], []
   config = first.config
-  values = lambda section, key: " or ".join(map(str, sorted({
-      value for _, run, _ in done.values()
-      if (value := metrics.finite(metrics.section(run.config, section).get(key))) is not None})))
+
+  def values(section, key):
+    found = {metrics.finite(metrics.section(run.config, section).get(key)) for _, run, _ in done.values()}
+    return " or ".join(map(str, sorted(found - {None})))
+
   for member in members:
     name = member.name
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))

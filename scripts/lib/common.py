@@ -1,5 +1,6 @@
 """Shared by several scripts: ending with a message, reading flags and texts, folders for what they write, and ./train.
 Standard library only."""
+from __future__ import annotations
 import argparse
 import array
 import codecs
@@ -15,21 +16,22 @@ import subprocess
 import sys
 import time
 import zlib
+from typing import Callable, Iterator, NoReturn
 
 
-def stop(message, code=2):
+def stop(message: object, code: int = 2) -> NoReturn:
   """Ends the script. code: 2 for what the user can fix, 1 for what failed."""
   print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
   sys.exit(code)
 
 
-def end_by(number):
+def end_by(number: int) -> None:
   """Ends the script as the signal does by default."""
   signal.signal(number, signal.SIG_DFL)
   os.kill(os.getpid(), number)
 
 
-def die_of_interrupt():
+def die_of_interrupt() -> None:
   """Ends the script as Ctrl-C does by default: a shell ends the loop that runs it only then, not at an exit code."""
   with contextlib.suppress(OSError):
     sys.stdout.flush()
@@ -58,7 +60,7 @@ class ArgumentParser(argparse.ArgumentParser):
     return value
 
 
-def wide_encoding(data):
+def wide_encoding(data: bytes) -> str:
   """The name of an encoding if the bytes begin like text in it: with its mark, or mostly with a NUL byte at the places
   where letters of ASCII have one. "" otherwise; wide_encoding() in base/file.h is the same."""
   if len(data) < 4:  # not one character after a mark, or two without
@@ -72,7 +74,7 @@ def wide_encoding(data):
   return {"x0x0": "UTF-16LE", "0x0x": "UTF-16BE", "x000": "UTF-32LE", "000x": "UTF-32BE"}.get(mostly, "")
 
 
-def decoded(data, name):
+def decoded(data: bytes, name: str) -> str:
   """The text of bytes in UTF-8, without the mark that may begin it (BOM). A UserError if wide_encoding() knows another,
   else a ValueError if it is not UTF-8."""
   wide = wide_encoding(data)
@@ -81,7 +83,7 @@ def decoded(data, name):
   return data.decode("utf-8-sig")
 
 
-def unique(pairs):
+def unique(pairs: list[tuple]) -> dict:
   """An object of JSON. A ValueError if a key is given twice."""
   found = dict(pairs)
   if len(found) < len(pairs):
@@ -91,14 +93,14 @@ def unique(pairs):
   return found
 
 
-def parse_json(text):
+def parse_json(text: str) -> object:
   """What users wrote as JSON. A ValueError if it is not JSON, or gives a key twice; or a RecursionError."""
   def integer(digits):
     return int(digits) if len(digits) <= 4300 else float(digits)  # more are JSON too, but Python refuses them
   return json.loads(text, object_pairs_hook=unique, parse_int=integer)
 
 
-def read_json(path, what="JSON"):
+def read_json(path: str, what: str = "JSON") -> object:
   """The content of a JSON file. what: the kind of content, which the error about a damaged file names."""
   try:
     with open(path, "rb") as file:
@@ -109,7 +111,7 @@ def read_json(path, what="JSON"):
     raise UserError(f"{path} is not {what}: {error}")
 
 
-def end_by_exception(number, _):
+def end_by_exception(number: int, _) -> None:
   """For signals: raises SystemExit, and again every 0.1 s until it is handled. Callbacks of weak references and some C
   modules lose exceptions, and importing a module runs both. Code that already handles it, as `finally`, continues."""
   handled = sys.exc_info()[1]
@@ -122,7 +124,7 @@ def end_by_exception(number, _):
   sys.exit(128 + number)
 
 
-def run(main, interrupted):
+def run(main: Callable, interrupted: str) -> None:
   """Runs main() and prints its errors as messages. interrupted: what Ctrl-C leaves behind. Other signals that end a
   script do so through `finally`, which removes temporary folders, with exit code 128 + signal."""
   for number in (signal.SIGTERM, signal.SIGHUP):
@@ -182,7 +184,7 @@ class Progress:
     sys.stderr.flush()
 
 
-def check_output(flag, path):
+def check_output(flag: str, path: str) -> None:
   """A UserError unless a file can be written there, which is what the flag asks for. Leaves nothing behind."""
   folder = os.path.dirname(path) or "."
   if not os.path.isdir(folder):
@@ -197,7 +199,7 @@ def check_output(flag, path):
 
 
 @contextlib.contextmanager
-def output_folder(folder, flag="--out"):
+def output_folder(folder: str, flag: str = "--out") -> Iterator[None]:
   """Makes it for the block; afterwards removes the folders that it made, if empty. A UserError if it cannot be made."""
   made, path = [], os.path.abspath(folder)
   while not os.path.lexists(path):
@@ -216,7 +218,8 @@ def output_folder(folder, flag="--out"):
 
 
 @contextlib.contextmanager
-def whole_files(folder, pattern, overwrite, what="files of this name, or another folder (--out)"):
+def whole_files(folder: str, pattern: re.Pattern, overwrite: bool,
+                what: str = "files of this name, or another folder (--out)") -> Iterator[str]:
   """A temporary folder, as `with whole_files(...) as temporary`. When the block ends without an error, its files move
   to `folder` and replace all whose names match the compiled pattern; before that nothing changes there. A UserError if
   some match and overwrite is false, or if the folder cannot be used. what: the end of its advice to use --overwrite."""
@@ -240,7 +243,7 @@ def whole_files(folder, pattern, overwrite, what="files of this name, or another
       shutil.rmtree(temporary, ignore_errors=True)
 
 
-def gpt2_vocabulary(directory):
+def gpt2_vocabulary(directory: str) -> tuple[dict[str, int], dict]:
   """{token: number} of a folder with a tokenizer in GPT-2's files, and what X.json says of it (data/tokenizer.h). The
   folder is one that ./train accepts."""
   vocabulary, merges = (next(filter(os.path.exists, (os.path.join(directory, name) for name in names)))
@@ -254,7 +257,7 @@ def gpt2_vocabulary(directory):
                    "crc32": "%08x" % zlib.crc32(b"".join(line + b"\n" for line in content))}
 
 
-def encode(args, texts):
+def encode(args: argparse.Namespace, texts: list[str]) -> list[array.array]:
   """The tokens of each text, none of them empty, by args.tokenizer, args.tokenizer_dir and args.train. Those of GPT-2
   begin with the token that separates documents."""
   if args.tokenizer == "bytes":
@@ -274,7 +277,7 @@ def encode(args, texts):
   return [tokens[start:end] for start, end in zip(starts, starts[1:])]
 
 
-def train(program, *flags, settings={}, folder=None):
+def train(program: str, *flags: str, settings: dict = {}, folder: str | None = None) -> str:
   """Runs ./train in a folder, with --set for each setting, and returns its output; ends the script if that fails."""
   flags = [*flags, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
   try:
@@ -286,13 +289,13 @@ def train(program, *flags, settings={}, folder=None):
   return done.stdout
 
 
-def metrics_of(folder, name):
+def metrics_of(folder: str, name: str) -> list[dict]:
   """The lines of the metrics.jsonl of the run `name` that ./train made in a folder."""
   with open(os.path.join(folder, "runs", name, "metrics.jsonl"), encoding="utf-8") as lines:
     return [json.loads(line) for line in lines]
 
 
-def rows(program, *flags, **options):
+def rows(program: str, *flags: str, **options) -> dict[str, tuple[str, str]]:
   """{key: (value as ./train writes it, its origin and whether it may change)} of every setting that ./train makes of a
   configuration and flags, except those that are chosen when a run starts (auto)."""
   result = {}
@@ -304,7 +307,7 @@ def rows(program, *flags, **options):
   return result
 
 
-def nested(rows):
+def nested(rows: dict[str, tuple[str, str]]) -> dict:
   """{"model": {"layers": 12, ...}, ...}: the values of rows()."""
   result = {}
   for key, (value, _) in rows.items():
@@ -316,11 +319,11 @@ def nested(rows):
   return result
 
 
-def settings(program, *flags, **options):
+def settings(program: str, *flags: str, **options) -> dict:
   return nested(rows(program, *flags, **options))
 
 
-def variants(program):
+def variants(program: str) -> list[str]:
   """The names that attention.variant can have, in the order of ./train --help."""
   section = train(program, "--help").partition("\nVariants (attention.variant)")[2]
   return re.findall(r"^  (\w+) ", section, re.MULTILINE)

@@ -30,7 +30,7 @@ def definition(task, rows):
 
 def theirs(arguments, model, task, rows, dev, folder):
   """({"acc": ..}, log-likelihoods of all completions in order)"""
-  split = prepare_tasks.TASKS[task][3]
+  split = prepare_tasks.TASKS[task].split
   files = {split: rows[:arguments.limit], **({"dev": dev} if dev else {})}
   for name, content in files.items():
     with open(os.path.join(folder, f"{name}.jsonl"), "w") as file:

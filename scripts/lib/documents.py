@@ -1,4 +1,5 @@
 """Files of documents: text, JSONL and Parquet, also packed by gzip or zstd. Python 3.8, standard library only."""
+from __future__ import annotations
 import contextlib
 import gzip
 import itertools
@@ -8,6 +9,7 @@ import re
 import subprocess
 import sys
 import zlib
+from typing import BinaryIO, Iterator
 
 from lib.common import UserError, parse_json, wide_encoding
 
@@ -16,13 +18,13 @@ MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".parquet": b"PAR1", 
 MARKER = b"<|endoftext|>"
 
 
-def kind_of(name):
+def kind_of(name: str) -> str:
   """The ending of a name, without that of its compression."""
   return os.path.splitext(re.sub(r"\.(gz|zst)$", "", name))[1]
 
 
 @contextlib.contextmanager
-def unpacked(name, stream):
+def unpacked(name: str, stream: BinaryIO) -> Iterator[BinaryIO]:
   """The file without the compression that its name tells of."""
   if name.endswith(".gz"):
     try:
@@ -46,11 +48,11 @@ def unpacked(name, stream):
     yield stream
 
 
-def listed(names):
+def listed(names: list[str]) -> str:
   return ", ".join('"%s"' % name for name in names[:20]) or "no fields"
 
 
-def utf8(value, where, args, flag="--field"):
+def utf8(value: object, where: str, args, flag: str = "--field") -> bytes | None:
   """The text of a document, in the field that the flag names, as UTF-8; None if it is null and no answer is needed."""
   field = args.fields[flag]
   if value is None and not args.answer_field:
@@ -66,7 +68,7 @@ def utf8(value, where, args, flag="--field"):
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
-def json_documents(name, stream, args):
+def json_documents(name: str, stream: BinaryIO, args) -> Iterator[bytes | list[bytes]]:
   for number, line in enumerate(stream, 1):
     if line.isspace():
       continue
@@ -110,7 +112,7 @@ def parquet_file(name, stream):
     raise UserError("%s is damaged, or not a Parquet file: %s" % (name, error))
 
 
-def parquet_documents(name, stream, args):
+def parquet_documents(name: str, stream: BinaryIO, args) -> Iterator[bytes]:
   with parquet_file(name, stream) as file:
     if args.field not in file.schema_arrow.names:
       raise UserError('%s has no column "%s"; it has %s; --field names the one with the text' % (
@@ -128,7 +130,7 @@ def parquet_documents(name, stream, args):
         yield utf8(value.as_py(), where, args)
 
 
-def warn_of_another_format(name, block):
+def warn_of_another_format(name: str, block: bytes) -> None:
   """Of a file that is taken as text, if its first block looks like something else."""
   warn = lambda what: sys.stderr.write("prepare_text.py: warning: %s is taken as text, but %s\n" % (name, what))
   for ending, magic in MAGICS.items():

@@ -1,4 +1,5 @@
 """Pictures: matplotlib as all scripts set it up, lines of variants, an axis of lengths, and panels in a grid."""
+from __future__ import annotations
 import contextlib
 import math
 import os
@@ -26,7 +27,7 @@ def load_pyplot():
   return pyplot
 
 
-def picture_path(flag, path):
+def picture_path(flag: str, path: str) -> str:
   """The path, with .png if it has no ending. A UserError, before any work, if no picture can be written there."""
   path += "" if os.path.splitext(path)[1] else ".png"
   check_output(flag, path)
@@ -41,7 +42,7 @@ def picture_path(flag, path):
 TITLE = 36  # columns that a panel's title has room for
 
 
-def in_text(label, columns=60):
+def in_text(label: str, columns: int = 60) -> str:
   """A text that a user chose, as a picture may show it: matplotlib reads what is between two $ as a formula, and leaves
   labels that begin with _ out of its legends. Long lines are wrapped, and of many the middle is left out."""
   lines = [part for line in label.split("\n") for part in textwrap.wrap(line, columns) or [""]]
@@ -64,7 +65,7 @@ def note(axes, text, y=0.5):
             fontsize=None if y == 0.5 else 8.5)
 
 
-def mean_line(axes, curves, look, at=lambda x: x, **how):
+def mean_line(axes, curves: list[list[tuple]], look: dict[str, str], at=lambda x: x, **how) -> bool:
   """The mean of a variant's curves [(x, y)], and their range over the seeds. Whether there is any."""
   points = [(at(x), *values) for x, *values in variants.over_seeds(curves)]
   if points:
@@ -75,7 +76,7 @@ def mean_line(axes, curves, look, at=lambda x: x, **how):
   return bool(points)
 
 
-def apart(lengths, number, count):
+def apart(lengths: list[int], number: int, count: int) -> list[float]:
   """Where the bars of one of several lines are, so that none hides another's."""
   return [length * 1.02 ** (number - (count - 1) / 2) for length in lengths]
 

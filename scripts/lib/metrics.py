@@ -3,6 +3,7 @@
 Older files lack some fields: what their evaluations are of follows from the configuration in the latest "start" line
 before them. Unknown types and evaluations of an unknown "mode" are skipped.
 """
+from __future__ import annotations
 import collections
 import itertools
 import json
@@ -11,16 +12,17 @@ import os
 import re
 import statistics
 import sys
+from typing import Callable, Iterable
 
 from lib.common import UserError, stop
 
 
-def finite(value):
+def finite(value: object) -> float | None:
   """The value if it is a number that can be drawn, else None: a loss that exploded, or something else in its place."""
   return value if type(value) in (int, float) and abs(value) < 1e39 else None  # any float32
 
 
-def count(value, least=0):
+def count(value: object, least: int = 0) -> int:
   if type(value) is not int or not least <= value < 1 << 53:
     raise ValueError("not a number of steps or tokens")
   return value
@@ -30,19 +32,19 @@ JUDGED = 100  # steps from which losses tell whether a run has diverged
 POSITIVE = ("time", "tokens", "tokens_per_s", "ms", "mfu", "grad_norm", "stderr")  # in lines of any type
 
 
-def check_signs(entry):
+def check_signs(entry: dict) -> None:
   """A UserError for a number below 0 that ./train never writes: it would be drawn, or counted."""
   for key in POSITIVE:
     if (finite(entry.get(key)) or 0) < 0:
       raise UserError(f"{key} is {entry[key]}, must not be below 0; restore the file, or remove the line")
 
 
-def section(settings, name):
+def section(settings: dict, name: str) -> dict:
   found = settings.get(name)
   return found if isinstance(found, dict) else {}
 
 
-def flat(settings, prefix=""):
+def flat(settings: dict, prefix: str = "") -> dict[str, object]:
   """{"model.layers": 12, ...} of a nested configuration; lists as text."""
   result = {}
   for key, value in settings.items():
@@ -53,22 +55,22 @@ def flat(settings, prefix=""):
   return result
 
 
-def numbers(values):
+def numbers(values: object) -> list:
   """The values if they are a list of numbers (or null, for a loss that exploded), else []."""
   return values if isinstance(values, list) and all(v is None or finite(v) is not None for v in values) else []
 
 
-def model_settings(config):
+def model_settings(config: dict) -> dict[str, object]:
   """The settings, flat, that make an evaluation one of another model."""
   return flat({key: config.get(key) for key in ("model", "attention", "precision", "init")})
 
 
-def weights_run(path):
+def weights_run(path: str) -> str:
   """The folder of the run that a checkpoint's folder is in."""
   return re.sub(r"(/old_steps(_\d+)?)?/step_\d{8,15}$", "", os.path.normpath(path))
 
 
-def other_run(weights, config):
+def other_run(weights: object, config: dict) -> str:
   """The folder of another run whose weights a line is of, or "" if they are those of the run that has `config`."""
   weights, init = (os.path.normpath(str(value or "random")) for value in (weights, config.get("init")))
   names = {os.path.basename(folder) for folder in (weights_run(weights), os.path.dirname(weights))}  # of any copy in it
@@ -156,19 +158,19 @@ class Evaluation:
     return " and ".join(reasons)
 
 
-def mean(values):
+def mean(values: Iterable[float | None]) -> float | None:
   """Of those that are numbers; None if none is."""
   known = [value for value in values if value is not None]
   return sum(known) / len(known) if known else None
 
 
-def window_of(entry):
+def window_of(entry: dict) -> str:
   """The window of attention in a "passkey" or "diagnostics" line, as text; "" without one."""
   window = entry.get("window")
   return f"a window of {window} keys and {entry.get('sink_tokens', 0)} sink tokens" if window else ""
 
 
-def learned_by_head(entry):
+def learned_by_head(entry: dict) -> dict[str, list]:
   """{"attn.sink": [[number of each head] of each layer]} in a "diagnostics" or "groups" line; [] for a layer without,
   names without numbers left out."""
   found = {name: [*map(numbers, layers)] for name, layers in section(entry, "learned").items()
@@ -200,7 +202,7 @@ class Diagnosis:
     return [mean(heads) for heads in self.heads[name]]
 
 
-def student(chance, freedom):
+def student(chance: float, freedom: int) -> float:
   """t: a value of Student's distribution lies within -t to t with this chance. By bisection over the angle
   atan(t / sqrt(freedom)), of which the chance is a finite series."""
   low, high = 0.0, math.pi / 2
@@ -218,13 +220,13 @@ def student(chance, freedom):
 INTERVAL = "± is the 95% interval of a mean over seeds (Student's t, n - 1 degrees of freedom)"
 
 
-def half_width(values):
+def half_width(values: list[float]) -> float:
   """Of the INTERVAL of their mean; 0 for a single one."""
   n = len(values)
   return student(0.95, n - 1) * statistics.stdev(values) / math.sqrt(n) if n > 1 else 0.0
 
 
-def plus_minus(values, digits="{:.3f}"):
+def plus_minus(values: list[float], digits: str = "{:.3f}") -> str:
   """" ± " and the half width as text, never as 0, an accident of few seeds; "" for a single value."""
   if len(values) < 2:
     return ""
@@ -232,7 +234,7 @@ def plus_minus(values, digits="{:.3f}"):
   return f" ± {text}" if re.search("[1-9]", text) else " ± <" + re.sub(r"0(?=\D*$)", "1", text)
 
 
-def whole_numbers(values):
+def whole_numbers(values: list[float]) -> tuple[list[int], int]:
   """([n], unit): n / unit is exactly the value of each finite number. Running sums of them lose nothing to a huge value
   that enters and leaves the window, as those of floating-point numbers would."""
   ratios = [float(value).as_integer_ratio() for value in values]
@@ -240,7 +242,7 @@ def whole_numbers(values):
   return [above * (unit // below) for above, below in ratios], unit
 
 
-def window_means(values):
+def window_means(values: list[float]) -> Callable[[int, int], float]:
   """The function from (first, end) to the mean of values[first:end], which is rounded once."""
   numbers, unit = whole_numbers(values)
   sums = [0, *itertools.accumulate(numbers)]
@@ -251,7 +253,7 @@ SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviat
           "1,000 steps before it; of runs shorter than 2,000 steps 6, of the 128 before.")
 
 
-def spike_score(values):
+def spike_score(values: list[float]) -> tuple[float, int, int] | None:
   """(share of the values that are `limit` or more standard deviations from the mean of the `window` before them,
   window, limit): 1000 and 7, the score of OLMo 2, if there are 2,000 values, else 128 and 6, as optimizer.skip_spikes;
   None if there are too few, or if one is not finite. The first `window` values are not scored."""
@@ -267,7 +269,7 @@ def spike_score(values):
   return spikes / (len(values) - window), window, limit
 
 
-def metrics_file(run):
+def metrics_file(run: str) -> str:
   return run if run.endswith(".jsonl") else os.path.join(run, "metrics.jsonl")
 
 
@@ -426,7 +428,7 @@ class Run:
     return what and f"{self.label}: {number} evaluation{'s' * (number > 1)} left out: {what}"
 
 
-def joined(runs):
+def joined(runs: list[Run]) -> list[Run]:
   """The runs, without those that only have suffix losses of the weights of another of them, as scripts/sweep.py makes
   under a name of their own: these are that run's contexts, if it has none and they are of its settings and data."""
   kept = list(runs)
@@ -440,7 +442,7 @@ def joined(runs):
   return kept
 
 
-def read_runs(folders):
+def read_runs(folders: list[str]) -> list[Run]:
   """The run of each, once, joined(). Folders with the same name get enough of the path as labels to tell them apart."""
   given = {}
   for folder in folders:
@@ -459,7 +461,7 @@ def read_runs(folders):
   return runs
 
 
-def comparable(runs):
+def comparable(runs: list[Run]) -> list[list[Run]]:
   """Those with evaluations, in lists of runs that were evaluated on the same data and asked for equally many tokens."""
   groups = []
   for run in runs:
@@ -472,7 +474,7 @@ def comparable(runs):
   return groups
 
 
-def same_targets(runs):
+def same_targets(runs: list[Run]) -> list[list[Run]]:
   """Those with contexts, in lists of runs whose contexts have the same targets."""
   groups = {}
   for run in runs:
@@ -481,7 +483,7 @@ def same_targets(runs):
   return [*groups.values()]
 
 
-def difference(one, other):
+def difference(one: Evaluation, other: Evaluation) -> tuple[float, float] | None:
   """(mean, standard error) of one - other, two evaluations of the same windows, in nats per token; else None.
 
   Each group of windows counts by its number of windows n_g of W: mean = sum n_g d_g / W. A group's difference d_g is a
@@ -497,29 +499,29 @@ def difference(one, other):
   return mean, math.sqrt(sum(n * (gap - mean) ** 2 for n, gap in zip(sizes, gaps)) / (groups - 1) / windows)
 
 
-def clipped(run):
+def clipped(run: Run) -> float | None:
   """The share of its updates whose gradient was clipped; None if none could be."""
   limit = finite(section(run.config, "optimizer").get("grad_clip"))
   norms = [entry["grad_norm"] for entry in run.lines if finite(entry.get("grad_norm")) is not None]
   return sum(norm > limit for norm in norms) / len(norms) if limit and norms else None
 
 
-def main_length(run):
+def main_length(run: Run) -> int | None:
   """The trained length if the run is evaluated there, else the shortest; None if the configuration names none."""
   lengths = numbers(section(run.config, "eval").get("lengths"))
   return run.context() if run.context() in lengths else min(lengths, default=None)
 
 
-def evaluated(run):
+def evaluated(run: Run) -> dict[int, Evaluation]:
   """{length: evaluation} of the newest step: losses of all targets, or of the last ones where eval.mode is suffix."""
   return run.contexts if section(run.config, "eval").get("mode") == "suffix" else run.row
 
 
-def initial_loss(run):
+def initial_loss(run: Run) -> float | None:
   return next((e.loss for e in run.evaluations if e.step == 0 and e.length == main_length(run)), None)
 
 
-def judged(run):
+def judged(run: Run) -> str:
   """Why the losses of a run that was evaluated at its last step say that it has diverged, or ""."""
   losses, first, last = [loss for _, loss in run.train()], initial_loss(run), evaluated(run).get(main_length(run))
   if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
@@ -534,7 +536,7 @@ def judged(run):
   return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > 1.05 * min(earlier) else ""
 
 
-def differing(runs):
+def differing(runs: list[Run]) -> list[str]:
   """The keys of configurations in which runs differ, except their names and those that attention.variant decides."""
   configs = [flat(run.config) for run in runs]
   keys = [key for key in dict.fromkeys(key for config in configs for key in config)

@@ -1,4 +1,5 @@
 """The file of sweep.py --results, for every script that reads it: its fields and their check. Standard library only."""
+from __future__ import annotations
 import json
 import shlex
 
@@ -8,15 +9,15 @@ from lib.metrics import finite
 CHARTS = ("lengths", "lines", "bars", "lr")
 
 
-def list_of(good, value):
+def list_of(good, value: object) -> bool:
   return isinstance(value, list) and bool(value) and all(map(good, value))
 
 
-def whole(value):
+def whole(value: object) -> bool:
   return type(value) is int and 0 <= value < 2**53
 
 
-def number(value):
+def number(value: object) -> bool:
   return finite(value) is not None
 
 
@@ -39,7 +40,7 @@ ENTRY = {"name": TEXT, "state": TEXT, "why": TEXT, "seed": (whole, "a whole numb
 ENTRY["bits_per_byte"] = ENTRY["losses"]
 
 
-def read(path):
+def read(path: str) -> dict:
   """What --results wrote, with every field that is read of it checked here."""
   result = read_json(path)
 

@@ -1,4 +1,5 @@
 """Sections of what runs were asked beyond their losses: benchmarks, passkey retrieval, and what attention looks at."""
+from __future__ import annotations
 import functools
 import json
 import math
@@ -11,7 +12,7 @@ from lib.section_training import SPIKES
 from lib.sections import Column, Section, Text, field, table
 
 
-def newest(run, kind, keys):
+def newest(run: metrics.Run, kind: str, keys: list[str]) -> dict[tuple, dict]:
   """{values of these keys: the last line of a type with them}, of the newest step that has any."""
   lines = run.others.get(kind, [])
   step = max((line["step"] for line in lines), default=None)
@@ -31,13 +32,13 @@ def line_rows(view, kind, keys):
 ASKED = ["task", "n", "max_length", "xxh64"]  # what makes a question
 
 
-def task_keys(runs):
+def task_keys(runs: list[metrics.Run]) -> list[str]:
   """The fields whose values tell apart what one task was: its name, and those in which lines of one name differ."""
   forms = {key: {found for run in runs for found in newest(run, "task", ["task", key])} for key in ASKED[1:]}
   return ["task", *(key for key in forms if len(forms[key]) > len({name for name, _ in forms[key]}))]
 
 
-def task_columns(runs):
+def task_columns(runs: list[metrics.Run]) -> list[Column]:
   """By length (acc_norm), or where a task has no such score, acc. Only equal questions share a column."""
   keys = task_keys(runs)
   names = sorted({found for run in runs for found in newest(run, "task", keys)})
@@ -50,7 +51,7 @@ def task_columns(runs):
   return [score(name) for name in names]
 
 
-def right_answers(line):
+def right_answers(line: dict) -> dict[int, bool]:
   """{number: whether the choice by length, or without lengths by likelihood alone, was right} of a task line's
   examples; {} if they are not in the file that the line's program wrote."""
   found, key = {}, "acc" if field("acc_norm")(line) is None else "acc_norm"
@@ -66,7 +67,7 @@ def right_answers(line):
     return {}
 
 
-def mcnemar(one, other):
+def mcnemar(one: dict[int, bool], other: dict[int, bool]) -> tuple[int, int, float]:
   """(only one is right, only the other, two-sided p of the exact test) of two right_answers() to the same questions."""
   counts = [sum(mine and not theirs for mine, theirs in pairs) for pairs in (
       [(one[n], other[n]) for n in one], [(other[n], one[n]) for n in one])]
@@ -138,7 +139,7 @@ TASKS = Section("tasks", "Tasks", lambda run: bool(run.others.get("task")), "./t
 
 # -------------------------------------------------------------------------------------------------------------- passkey
 
-def passkey_cells(run):
+def passkey_cells(run: metrics.Run) -> dict[str, dict[int, list[tuple[float, float, float]]]]:
   """{form: {length: [(depth, share of exact answers, distance)]}} of the last step with whole lines."""
   steps = {}
   for entry in run.others.get("passkey", []):
@@ -160,7 +161,7 @@ def mean(key):
   return value
 
 
-def passkey_columns(runs):
+def passkey_columns(runs: list[metrics.Run]) -> list[Column]:
   lines = {run: newest(run, "passkey", ["form", "length"]) for run in runs}
   found = sorted({(int(length), form) for run in runs for form, length in lines[run] if length.isdecimal()})
   score = lambda asked: lambda run: mean("exact")(lines[run].get(asked, {}))
@@ -206,7 +207,7 @@ def draw_passkey_map(variant, form, of_runs, axes):
                   color="white" if value > 0.6 else "black")
 
 
-def by_distance(by_length):
+def by_distance(by_length: dict[int, list[tuple]]) -> list[tuple[float, float]]:
   """[(distance, share)]: means over the cells whose distance is in [2^i, 2^(i + 1))."""
   octaves = {}
   for cells in by_length.values():
@@ -249,7 +250,7 @@ def of_length(length, key):
   return lambda run: getattr(run.diagnostics.get(length or run.context()), key, None)
 
 
-def diagnostics_columns():
+def diagnostics_columns() -> list[Column]:
   return [Column(short, of_length(None, key), digits) for _, key, digits, short in NUMBERS if short]
 
 
@@ -291,7 +292,7 @@ def learned_tables(view):
           table(rows, columns, ["run", "number", "layer"])]
 
 
-def cumulative(shares):
+def cumulative(shares: list[float | None]) -> list[tuple[int, float]]:
   """(end of the bin, share of attention within it) of bins of distances 0, 1, 2 to 3, 4 to 7, ..."""
   total, points = 0, []
   for number, share in enumerate(shares):
@@ -300,7 +301,7 @@ def cumulative(shares):
   return points
 
 
-def uniform_reach(length):
+def uniform_reach(length: int) -> list[float]:
   """Of weights 1 / i, as a mean over rows i = 2 .. length."""
   later = [0.0] * (length + 1)  # later[d] = sum of 1 / i over the rows that see distance d: i > d, i >= 2
   for i in range(length, 1, -1):

@@ -1,9 +1,10 @@
 """Sections of losses: by evaluated length and position, of the same targets by context, and beside the settings."""
+from __future__ import annotations
 import functools
 import math
 
 from lib import drawing, metrics, tables, variants
-from lib.sections import Column, Section, Text, table
+from lib.sections import Column, Section, Text, View, table
 
 # Names, and a loss of an evaluation in the unit; None where its bits per byte are unknown.
 UNITS = {"nats": ("validation loss", "loss (nats per token)", lambda e, loss: loss),
@@ -13,11 +14,11 @@ UNITS = {"nats": ("validation loss", "loss (nats per token)", lambda e, loss: lo
                         lambda e, loss: math.exp(loss) if loss < 700 else math.inf)}
 
 
-def title(unit):
+def title(unit: str) -> str:
   return UNITS[unit][0].replace("validation ", "").capitalize()
 
 
-def curve(view, evaluations):
+def curve(view: View, evaluations: dict[int, metrics.Evaluation]) -> list[tuple[int, float]]:
   """[(length, loss in the unit)] of {length: evaluation}."""
   found = [(length, UNITS[view.unit][2](e, e.loss)) for length, e in sorted(evaluations.items())]
   return [point for point in found if point[1] is not None]
@@ -32,7 +33,7 @@ def loss_table(view, runs, at, row_of):
 
 # ----------------------------------------------------------------------------------------------------------- by length
 
-def differences(view):
+def differences(view: View) -> dict[variants.Variant, dict[int, tuple[float, float, str]]]:
   """{variant: {length: (mean, error, text)}} of the losses less those of the baseline's variant, of variants that have
   any: paired by seed with the 95% interval; of one pair on the same windows, with the standard error over these."""
   base, result = view.base(), {}
@@ -61,7 +62,7 @@ def difference_table(view, gaps):
       for variant, row in gaps.items()])
 
 
-def less_than_trained(length, run):
+def less_than_trained(length: int, run: metrics.Run) -> float | None:
   trained = run.row.get(run.context())
   return run.row[length].loss - trained.loss if trained and length in run.row else None
 
@@ -109,7 +110,7 @@ def draw_lengths(view, axes):
   mark_contexts(view, axes)
 
 
-def positions(evaluation, unit):
+def positions(evaluation: metrics.Evaluation, unit: str) -> list[tuple[float, float]]:
   """(middle of the bin, loss in the unit) of the bins that have one."""
   e = evaluation
   return [((first + last + 1) / 2, found) for loss, first, last in zip(e.by_position, e.edges, e.edges[1:])

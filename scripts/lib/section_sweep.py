@@ -1,4 +1,5 @@
 """The section of a sweep's results (results.py): losses, paired differences, and the chart that the sweep names."""
+from __future__ import annotations
 import collections
 import functools
 import itertools
@@ -11,7 +12,7 @@ from lib.sections import Section, Text
 Cell = collections.namedtuple("Cell", "losses capped diverged")
 
 
-def grid(result):
+def grid(result: dict) -> dict[str, dict[str, Cell]]:
   """{row: {column: Cell}}, both as text: a row is a combination of the axes but the one along x, a column a length or a
   value of that axis."""
   by_length = result["chart"] == "lengths"
@@ -33,30 +34,30 @@ def grid(result):
   return rows
 
 
-def cell_text(cell, seeds):
+def cell_text(cell: Cell, seeds: int) -> str:
   if not cell.losses:
     return "diverged" if cell.diverged else "-"
   return (variants.mean_text([*cell.losses.values()], seeds=seeds - cell.diverged)
           + (f" ({cell.diverged} diverged)" if cell.diverged else ""))
 
 
-def sensitivity(row):
+def sensitivity(row: dict[str, Cell]) -> float | None:
   """None unless each rate has a run."""
   means = [statistics.mean(cell.capped.values()) for cell in row.values() if cell.capped]
   return statistics.mean(means) - min(means) if len(means) == len(row) else None
 
 
-def best(row):
+def best(row: dict[str, Cell]) -> tuple[str, Cell] | None:
   """(column, Cell) with the lowest mean loss among those in which no run diverged, or None."""
   found = {column: cell for column, cell in row.items() if cell.losses and not cell.diverged}
   return min(found.items(), key=lambda item: (statistics.mean(item[1].losses.values()), item[0])) if found else None
 
 
-def loss_name(result):
+def loss_name(result: dict) -> str:
   return "loss of the last targets" if result.get("mode") == "suffix" else "validation loss"
 
 
-def in_bits(result):
+def in_bits(result: dict) -> dict | None:
   """The results with bits per byte, which alone compare tokenizers, as losses; None unless all losses have theirs."""
   if not all(entry["losses"].keys() == entry.get("bits_per_byte", {}).keys() for entry in result["runs"]):
     return None
@@ -67,7 +68,7 @@ def in_bits(result):
                              for entry in result["runs"] for bits in [entry.get("bits_per_byte", {})]]}
 
 
-def table(result, name=None):
+def table(result: dict, name: str | None = None) -> tables.Table:
   """name: of the losses."""
   rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr"
   what = f"{name or loss_name(result)} at {'length' if result['chart'] == 'lengths' else next(iter(result['axes']))}"
@@ -79,12 +80,12 @@ def table(result, name=None):
   return tables.markdown([what, *next(iter(rows.values()))] + lr * ["best", "sensitivity"], lines)
 
 
-def paired(one, other):
+def paired(one: dict[int, float], other: dict[int, float]) -> str:
   """Mean difference of the losses over the seeds that both have, with its interval, as text."""
   return variants.mean_text([one[seed] - other[seed] for seed in one if seed in other], "{:+.3f}")
 
 
-def difference_table(result):
+def difference_table(result: dict) -> tables.Table | str:
   """Same seed, same order of data: the rows less the first one. "" for a single row."""
   (first, base), *others = grid(result).items()
   lr = result["chart"] == "lr"
@@ -100,14 +101,14 @@ def difference_table(result):
   return tables.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
 
 
-def seeds_text(result):
+def seeds_text(result: dict) -> str:
   """How many have a result: "3 seeds", or "1 of 3 seeds"."""
   count = len(result["seeds"])
   found = len({entry["seed"] for entry in result["runs"] if entry["state"] in ("complete", "diverged")})
   return f"{found} of " * (found < count) + f"{count} seed{'s' * (count > 1)}"
 
 
-def note(result):
+def note(result: dict) -> str:
   """What the figures are of, one sentence."""
   states = collections.Counter(entry["state"] for entry in result["runs"])
   missing = "".join(f", {states[state]} {state}" for state in ("diverged", "failed", "missing") if states[state])
@@ -116,7 +117,7 @@ def note(result):
           f"{settings}, commit {result['commit']}, {result['device']}){missing}; losses in nats per token.")
 
 
-def texts(result):
+def texts(result: dict) -> list[str]:
   """The tables, then what the figures are of and what ± is."""
   interval = f" {metrics.INTERVAL}." * any(" ± " in cell for row in table(result).rows for cell in row)
   bits = in_bits(result)
@@ -145,7 +146,7 @@ def draw_row(kind, axes, number, rows, look, places, cells):
               transform=axes.get_xaxis_transform(), clip_on=False)
 
 
-def of_key(key):
+def of_key(key: str) -> str:
   """A key as words: "learning rate (optimizer.lr)"."""
   words = key.rpartition(".")[2].replace("_", " ")
   return f"{'learning rate' if words == 'lr' else words} ({key})" if "." in key else key
@@ -184,7 +185,7 @@ def draw(result, axes):
            title=f"Mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "One seed")
 
 
-def section(result, number):
+def section(result: dict, number: int) -> Section:
   """As report.py shows the results."""
   *found, said = texts(result)
   lost = "\n".join(f"{entry['name']} {entry['state']}: {entry['why']}" for entry in result["runs"] if entry["why"])

@@ -1,4 +1,5 @@
 """Sections of training: curves of losses and how soon they fall, speed, and stability."""
+from __future__ import annotations
 import functools
 import statistics
 
@@ -6,31 +7,31 @@ from lib import drawing, metrics, tables, variants
 from lib.sections import Column, Section, Text, field, table
 
 
-def each(lines, key):
+def each(lines: list[dict], key: str) -> list[float]:
   return [value for value in map(field(key), lines) if value is not None]
 
 
-def middle(run, key):
+def middle(run: metrics.Run, key: str) -> float | None:
   values = each(run.lines, key)
   return statistics.median_low(values) if values else None  # one of the values
 
 
-def last(run, key):
+def last(run: metrics.Run, key: str) -> float | None:
   return next(iter(each(reversed(run.lines), key)), None)
 
 
 
 
-def taken(run, unit):
+def taken(run: metrics.Run, unit: str) -> float | None:
   """The time of its training."""
   return run.axis(unit)(run.lines[-1]["step"]) if run.lines else None
 
 
-def time_unit(runs):
+def time_unit(runs: list[metrics.Run]) -> str:
   return "hours" if any((taken(run, "hours") or 0) >= 1 for run in runs) else "minutes"
 
 
-def cost(runs):
+def cost(runs: list[metrics.Run]) -> list[Column]:
   unit = time_unit(runs)
   return [Column("tokens", lambda run: last(run, "tokens"), "{:,.0f}"),
           Column(unit, lambda run: taken(run, unit), "{:.3g}")]
@@ -41,7 +42,7 @@ SPEEDS = [Column("tokens/s", lambda run: middle(run, "tokens_per_s"), "{:,.0f}",
 DEVICE = Column("device", lambda run: str(run.start.get("device", "-")))
 
 
-def smooth(losses):
+def smooth(losses: list[float]) -> list[float]:
   """The mean over a window around each step, a fiftieth of the run wide; narrower where the loss falls at the start."""
   mean_of, result = metrics.window_means(losses), []
   for i in range(len(losses)):
@@ -51,7 +52,7 @@ def smooth(losses):
   return result
 
 
-def smoothed(run):
+def smoothed(run: metrics.Run) -> list[tuple[int, float]]:
   points = run.train()
   return [(step, mean) for (step, _), mean in zip(points, smooth([loss for _, loss in points]))]
 
@@ -138,7 +139,7 @@ SPEED = Section("speed", "Speed", lambda run: bool(each(run.lines, "tokens_per_s
                 speed_tables, field_panels(("tokens_per_s", "Speed", "tokens per second")), "Speed by step.")
 
 
-def spike_share(values):
+def spike_share(values: list[float]) -> float | None:
   return found[0] if (found := metrics.spike_score(values)) else None
 
 
@@ -146,7 +147,7 @@ SPIKES = [Column("loss spikes", lambda run: spike_share([loss for _, loss in run
           Column("norm spikes", lambda run: spike_share(each(run.lines, "grad_norm")), "{:.2%}")]
 
 
-def divergence(run):
+def divergence(run: metrics.Run) -> str:
   skipped = {line["step"] for line in run.lines if line["type"] == "skip"}  # steps without labels have no loss either
   for line in run.lines:
     if line["type"] == "train" and line.get("loss", 0) is None and line["step"] not in skipped:

@@ -3,23 +3,40 @@ passkey.py some.
 
 It says which command makes its lines, and has tables and the panels of a picture, with a row or a line for each
 variant."""
-import collections
+from __future__ import annotations
+import dataclasses
 import os
 import shlex
+from typing import Callable, NamedTuple
 
 from lib import drawing, metrics, tables, variants
 from lib.common import UserError
 
-# name: of its lines, and its picture. has(run): whether the run has such lines. needs: the command that makes them.
-# tables(view): a list of tables and Texts. panels(view): functions that draw on given axes; the first has the legend.
-Section = collections.namedtuple("Section", "name title has needs tables panels caption",
-                                 defaults=(lambda view: [], ""))
-Text = collections.namedtuple("Text", "text kind", defaults=("",))  # kind: "", "warning" or "code"
-# value(item): a number, a text or None. better: min or max, of a number whose best is in bold.
-Column = collections.namedtuple("Column", "title value digits better", defaults=("{:.3f}", None))
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+  name: str  # of its lines, and its picture
+  title: str
+  has: Callable  # (run): whether the run has such lines
+  needs: str  # the command that makes them
+  tables: Callable  # (view): a list of tables and Texts
+  panels: Callable = lambda view: []  # (view): functions that draw on given axes; the first has the legend
+  caption: str = ""
 
 
-def field(key):
+class Text(NamedTuple):
+  text: str
+  kind: str = ""  # or "warning" or "code"
+
+
+class Column(NamedTuple):
+  title: str
+  value: Callable  # (item): a number, a text or None
+  digits: str = "{:.3f}"
+  better: Callable = None  # min or max, of a number whose best is in bold
+
+
+def field(key: str) -> Callable[[dict], float | None]:
   """Of a line: its number of this name, or None."""
   return lambda line: metrics.finite(line.get(key))
 
@@ -45,7 +62,7 @@ class View:
     return [row for row in found if row[1]]
 
 
-def cells(rows, column, bold):
+def cells(rows: list[tuple[list, list]], column: Column, bold: bool) -> list[str] | None:
   """Of a column, or None if it has no values."""
   found = [[value for item in items if (value := column.value(item)) is not None] for _, items in rows]
   known = [values for values in found if values]
@@ -76,18 +93,18 @@ def table(rows, columns, head=("run",), bold=False):
 
 # ------------------------------------------------------------------------------------- scripts that show some sections
 
-def add_arguments(parser, picture):
+def add_arguments(parser, picture: str) -> None:
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
   parser.add_argument("--out", metavar="FILE.png",
                       help=f"the picture (.png, .pdf or .svg), or a folder for {picture} [the first run's]")
 
 
-def add_baseline(parser):
+def add_baseline(parser) -> None:
   parser.add_argument("--baseline", metavar="RUN",
                       help="the one of these runs that differences are to [the first; of a sweep, its first]")
 
 
-def read_runs(folders, *sections):
+def read_runs(folders: list[str], *sections: Section) -> list[metrics.Run]:
   """The runs, of which each must have lines of one of the sections."""
   runs = metrics.read_runs(folders)
   for run in runs:

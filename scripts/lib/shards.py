@@ -1,4 +1,5 @@
 """Shards, label files (data/shards.h) and safetensors files, for the scripts and the tests. Standard library only."""
+from __future__ import annotations
 import array
 import json
 import os
@@ -11,7 +12,7 @@ NO_LABEL = 65535
 TYPES = {"tokens": "H", "labels": "H", "values": "f"}  # what a file holds: uint16 tokens or labels, or float32 labels
 
 
-def header(kind, count, columns=1):
+def header(kind: str, count: int, columns: int = 1) -> bytes:
   """The header of a file with `count` tokens, or with `columns` labels for each."""
   fields = [MAGIC, VERSION, count]
   if kind != "tokens":
@@ -40,13 +41,13 @@ class Writer:
     self.file.close()
 
 
-def write(path, kind, values, columns=1):
+def write(path: str, kind: str, values: list[float], columns: int = 1) -> None:
   writer = Writer(path, kind, columns)
   writer.write(array.array(TYPES[kind], values))
   writer.close()
 
 
-def size_by_header(start):
+def size_by_header(start: bytes) -> int:
   """The size in bytes that a shard has by its first HEADER_BYTES bytes. A ValueError if they are not a shard's."""
   magic, version, count = struct.unpack("<3i", start[:12].ljust(12))
   if len(start) < HEADER_BYTES or magic != MAGIC or version != VERSION or count < 0:
@@ -54,7 +55,7 @@ def size_by_header(start):
   return HEADER_BYTES + 2 * count
 
 
-def tokens(path):
+def tokens(path: str) -> array.array:
   """All tokens of a shard, as an array."""
   with open(path, "rb") as file:
     data = file.read()
@@ -64,7 +65,7 @@ def tokens(path):
     raise UserError("%s %s" % (path, error))
 
 
-def read_safetensors(path):
+def read_safetensors(path: str) -> dict[str, tuple[str, list[int], bytes]]:
   """{name: (dtype, shape, bytes)}"""
   with open(path, "rb") as file:
     tensors = json.loads(file.read(*struct.unpack("<Q", file.read(8))))
@@ -74,7 +75,7 @@ def read_safetensors(path):
           for name, tensor in tensors.items()}
 
 
-def write_safetensors(path, tensors):
+def write_safetensors(path: str, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
   """tensors: as read_safetensors() returns them."""
   entries, offset = {}, 0
   for name, (dtype, shape, data) in tensors.items():

@@ -1,4 +1,5 @@
 """Runs that differ in the seed alone are one variant: one label, look and line everywhere. Standard library only."""
+from __future__ import annotations
 import json
 import os
 import re
@@ -12,29 +13,29 @@ LINES, MARKERS = ["-", "--", ":", "-."], "os^Dv<P>"
 LOOKS = len(COLOURS) * len(LINES)
 
 
-def look(number):
+def look(number: int) -> dict[str, str]:
   """Of a line: a colour, and for prints in grey a style and a marker. No two are alike up to LOOKS."""
   turn, colour = divmod(number, len(COLOURS))
   return {"color": COLOURS[colour], "linestyle": LINES[(colour + turn) % len(LINES)], "marker": MARKERS[colour]}
 
 
-def without_seed(run, text):
+def without_seed(run: metrics.Run, text: str) -> str:
   """The text with * for the run's seed, where it is a number of its own."""
   return re.sub(r"(?<![^\W_]|\.)%s(?![^\W_]|\.)" % re.escape(run.seed()), "*", text)
 
 
-def settings(run):
+def settings(run: metrics.Run) -> dict[str, object]:
   """{key: value}, with the run's seed taken out of init."""
   config = metrics.flat(run.config)
   return {**config, "init": without_seed(run, str(config.get("init", "")))}
 
 
-def note_file(folder):
+def note_file(folder: str) -> str:
   """Where scripts/sweep.py keeps what it knows of a run: why it has diverged, and its labels."""
   return os.path.join(folder, "sweep.json")
 
 
-def read_note(folder):
+def read_note(folder: str) -> dict:
   try:
     found = read_json(note_file(folder))
   except UserError:  # none, or one that was being written when the sweep was killed
@@ -42,13 +43,13 @@ def read_note(folder):
   return found if isinstance(found, dict) else {}
 
 
-def write_note(folder, **entries):
+def write_note(folder: str, **entries) -> None:
   known = read_note(folder)
   with open(note_file(folder), "w", encoding="utf-8") as file:
     json.dump({**known, **entries}, file)
 
 
-def note(folder):
+def note(folder: str) -> dict:
   """{"sweep", "label", "place": of its combination in the sweep}, or {} for a run of no sweep."""
   found = read_note(folder)
   try:
@@ -70,7 +71,7 @@ class Variant:
     self.label = f"{title} ({len(self.runs)} seeds)" if self.runs[1:] else title
 
 
-def of(runs):
+def of(runs: list[metrics.Run]) -> list[Variant]:
   """The variants of these runs: lists that differ in the seed, also of the run that they began with, and in nothing
   else that matters. Those of one sweep are in its order, and are called as in its tables, unless two would have one
   label."""
@@ -97,7 +98,7 @@ def of(runs):
   return found
 
 
-def baseline(runs, wanted):
+def baseline(runs: list[metrics.Run], wanted: str | None) -> metrics.Run:
   """The run in the folder `wanted`, which --baseline names; without one that of the first variant."""
   path = os.path.realpath(metrics.metrics_file(wanted)) if wanted else of(runs)[0].runs[0].path
   for run in runs:
@@ -106,7 +107,7 @@ def baseline(runs, wanted):
   raise UserError(f"--baseline {wanted}: must be one of {', '.join(run.folder for run in runs)}")
 
 
-def mean_text(values, digits="{:.3f}", seeds=0, exact=False):
+def mean_text(values: list[float], digits: str = "{:.3f}", seeds: int = 0, exact: bool = False) -> str:
   """The mean over the seeds with its 95% interval; "-" without values. seeds: how many there should be. exact: equal
   values are exact, and have no interval."""
   if not values:
@@ -118,7 +119,7 @@ def mean_text(values, digits="{:.3f}", seeds=0, exact=False):
   return text + metrics.plus_minus(values, re.sub(r"\.\dg", ".2g", digits.replace("+", ""))) + found
 
 
-def over_seeds(curves):
+def over_seeds(curves: list[list[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
   """[(x, mean, least, most)] at every x that all curves [(x, y)] have."""
   tables = [dict(curve) for curve in curves if curve]
   common = sorted(set.intersection(*map(set, tables))) if tables else []
