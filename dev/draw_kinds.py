@@ -20,7 +20,7 @@ try:
 except ImportError as error:
   common.stop(f"{error}; pip install torch numpy matplotlib")
 
-from lib import drawing, formula
+from lib import drawing, formula, kind_file
 
 T, D, SEED = 64, 32, 3
 ALSO = {"lssar": {"power": 3}}  # drawn before the kind as it is by default
@@ -43,13 +43,13 @@ def weights(files):
   result = {}
   for path in files:
     formula.add_file(path)
-  for path in formula.kinds_of_the_tree() + files:
-    kind, text, fixed, learned = formula.read_file(path)
-    z = torch.from_numpy(scaled if '"logd_logn"' in text else plain)[None]
-    learned = {each: torch.tensor([value]) for each, value in learned.items()}
-    for numbers in ([{**fixed, **ALSO[kind]}] if kind in ALSO else []) + [fixed]:
-      settings = SimpleNamespace(kind=kind, sink="none", **numbers)
-      name = kind + (f", p = {numbers['power']:g}" if kind in ALSO else "")
+  for kind in map(kind_file.read, kind_file.of_the_tree() + files):
+    z = torch.from_numpy(scaled if '"logd_logn"' in kind.text else plain)[None]
+    learned = {each: torch.tensor([value]) for each, value in kind.learned.items()}
+    also = ALSO.get(kind.name)
+    for numbers in ([{**kind.parameters, **also}] if also else []) + [kind.parameters]:
+      settings = SimpleNamespace(kind=kind.name, sink="none", **numbers)
+      name = kind.name + (f", p = {numbers['power']:g}" if also else "")
       result[name] = formula.weights(z, settings, T, learned=learned)[0].numpy()
   return result
 

@@ -15,7 +15,6 @@ import argparse
 import collections
 import contextlib
 import functools
-import glob
 import itertools
 import json
 import os
@@ -36,6 +35,8 @@ from support import workspace
 from support.runs import FILES, PATIENCE, RankRuns, send
 from support.scripts import ROOT, common
 from support.workspace import CRASH, TEXT, default_signals, merged
+
+from lib import kind_file  # from SCRIPTS
 
 # None: not given. batch.tokens: in micro batches of a rank. Settings that a rule between them refuses are drawn again.
 VALUES = {
@@ -99,10 +100,10 @@ def values_of_all_settings():
   names = {key: [False, True] if kind == "true/false" else [name for name in allowed.split(" | ") if " " not in name]
            for key, kind, allowed in listed if kind == "true/false" or kind.startswith("choice")}
   names["attention.variant"] = re.findall(r"^  (\w+) ", text[text.index("\nVariants"):], re.M)
-  for path in glob.glob(os.path.join(ROOT, "attention", "kinds", "*.cuh")):
-    with open(path, encoding="utf-8") as file:
-      for name, default, bound, least in re.findall(r'\{"(\w+)", (\S+), "([\[(])([^,]+), ', file.read()):
-        names[f"attention.{name}"] = [float(default)] + [float(least)] * (bound == "[")
+  for kind in map(kind_file.read, kind_file.of_the_tree()):
+    for name, default in kind.parameters.items():
+      least = [float(kind.ranges[name][1:].split(",")[0])] if kind.ranges[name][0] == "[" else []
+      names[f"attention.{name}"] = [default, *least]
   if wrong := ({key for key, *_ in listed} - names.keys()) ^ (VALUES.keys() - names.keys()):
     raise common.UserError("VALUES of test/test_torture.py must have the numbers and texts of ./train --help and no "
                            "other setting; correct " + ", ".join(sorted(wrong)))

@@ -3,9 +3,7 @@
 Of transformers the model needs only its base classes. Plain classes take their place here, so a comparison depends on
 PyTorch alone, whatever version of transformers is installed.
 """
-import glob
 import math
-import os
 import re
 import sys
 from types import ModuleType, SimpleNamespace
@@ -29,6 +27,7 @@ _stand_in.PreTrainedModel, _stand_in.CausalLMOutput = PreTrainedModel, SimpleNam
 with mock.patch.dict(sys.modules, {"transformers": _stand_in, "transformers.modeling_outputs": _stand_in}):
   from lib.modeling_plusgpt import FORMULAS, PlusGPTLMHeadModel, scores, weights  # noqa: F401: two for others
 
+from lib import kind_file
 from lib.common import stop
 
 
@@ -42,43 +41,26 @@ def model_of(settings):
       plusgpt=settings))
 
 
-def kinds_of_the_tree():
-  """The files of attention/kinds/, softmax's first, as in ./train --help."""
-  folder = os.path.join(os.path.dirname(__file__), "..", "..", "attention", "kinds")
-  return sorted(glob.glob(os.path.join(folder, "*.cuh")), key=lambda path: (not path.endswith("/softmax.cuh"), path))
-
-
-def read_file(path):
-  """The name of the kind of a file (attention/kind.h), its text without comments, and the defaults of its parameters
-  and of its learned numbers."""
-  name = os.path.splitext(os.path.basename(path))[0]
-  with open(path, encoding="utf-8") as file:
-    text = re.sub(r"//.*", "", file.read())
-  found = (re.search(rf"\b{what}\[\] = \{{([\s\S]*?)\}};", text) or ("", "") for what in ("parameters", "learned"))
-  numbers = (re.findall(r"\{\s*\"(\w+)\"\s*,\s*([^,}\s]+)", all_of_them[1]) for all_of_them in found)
-  return name, text, *({each: float(value) for each, value in some} for some in numbers)
-
-
 def add_file(path):
   """Adds the kind of a file to FORMULAS, as ./train does in checkpoints. Returns its name, and the defaults of its
   fixed numbers."""
-  name, text, fixed, learned = read_file(path)
-  row_weights = re.search(r"weights = RowWeights::(\w+)", text)
-  pytorch = re.search(r"pytorch = ((?:\s*\"[^\"]*\")+);", text)
+  kind = kind_file.read(path)
+  row_weights = re.search(r"weights = RowWeights::(\w+)", kind.text)
+  pytorch = re.search(r"pytorch = ((?:\s*\"[^\"]*\")+);", kind.text)
   if not row_weights or not pytorch:
     stop(f"{path}: has no {'pytorch formula' if row_weights else 'weights'}; see the head of attention/score.h")
-  names = "".join(f", {each}" for each in [*fixed, *learned])
+  names = "".join(f", {each}" for each in [*kind.parameters, *kind.learned])
   body = "".join(re.findall(r"\"([^\"]*)\"", pytorch[1]))
   try:
     f = eval(f"lambda z, i, j, n, head, heads, context{names}: {body}",
              {"torch": torch, "F": torch.nn.functional, "math": math})
-    f(*torch.ones(7 + len(fixed) + len(learned)))
+    f(*torch.ones(7 + len(kind.parameters) + len(kind.learned)))
   except Exception as problem:  # whatever a formula may do wrong
     stop(f"{path}: its pytorch formula fails: {problem}")
-  FORMULAS[name] = (row_weights[1], tuple(fixed), learned, f)
-  return name, fixed
+  FORMULAS[kind.name] = (row_weights[1], tuple(kind.parameters), kind.learned, f)
+  return kind.name, kind.parameters
 
 
-for _path in kinds_of_the_tree():
-  if "pytorch =" in read_file(_path)[1]:
+for _path in kind_file.of_the_tree():
+  if "pytorch =" in kind_file.read(_path).text:
     add_file(_path)
