@@ -121,3 +121,9 @@ class Diagnose(ScriptTest):
           expected[(i - j).bit_length()] += 1 / i / (length - 1)
       for got, want in zip(section_answers.uniform_reach(length), expected):
         self.assertAlmostEqual(got, want)
+    # distance 0, 1, 2 to 3: within 1, 2 and 4 tokens
+    self.assertEqual(section_answers.cumulative([0.5, None, 0.25]), [(1, 0.5), (2, 0.5), (4, 0.75)])
+
+  def test_a_list_with_a_null_has_no_mean(self):
+    for values, mean in (([1, 2], 1.5), ([1, None], None), (7, None)):
+      self.assertEqual(section_answers.mean("nll")({"nll": values}), mean)

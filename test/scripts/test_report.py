@@ -371,9 +371,9 @@ class Report(ScriptTest):
     self.assertNotIn("--diagnostics", self.said)
 
   def test_sweeps(self):
-    entry = {"name": "s_1", "labels": {"lr": "1"}, "seed": 1, "state": "complete", "why": "", "initial": 5.0,
+    entry = {"name": "s_1", "labels": {"lr": "1"}, "seed": 0, "state": "complete", "why": "", "initial": 5.0,
              "loss": 2.5, "losses": {"16": 2.5}}
-    result = {"name": "s", "size": "quick", "config": "c.json", "axes": {"lr": ["1", "2"]}, "seeds": [1], "chart": "lr",
+    result = {"name": "s", "size": "quick", "config": "c.json", "axes": {"lr": ["1", "2"]}, "seeds": [0], "chart": "lr",
               "commit": "abc", "device": "CPU", "command": "sweep.py", "context": 16, "steps": "8",
               "tokens_per_step": "64", "lengths": [16], "set": {"data.train": "a b.bin"},
               "runs": [entry, {**entry, "name": "s_2", "labels": {"lr": "2"}, "state": "diverged",
