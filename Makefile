@@ -17,7 +17,8 @@ SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu 
 OTHERWISE := $(if $(filter cpu,$(BACKEND)),kernels/matmul.cu) ranks/$(if $(filter 0,$(NCCL)),comm,comm_alone).cpp
 SOURCES := $(filter-out $(OTHERWISE),$(SOURCES))
 # Every family of attention kernels, attention/FAMILY/kernels.cuh, is compiled once for each kind. On the CPU only tests
-# run the families for tensor cores: dispatch finds those that are linked.
+# run the families for tensor cores (dispatch finds those that are linked): with kinds of files and with two kinds that
+# together use all that a policy may; with FULL=1, with every kind.
 # A kind is a file, attention/kinds/NAME.cuh; the default, softmax, comes first.
 KIND_FILES := $(sort $(wildcard attention/kinds/*.cuh))
 KIND_FILES := $(filter %/softmax.cuh,$(KIND_FILES)) $(filter-out %/softmax.cuh,$(KIND_FILES))
@@ -36,7 +37,9 @@ WITHOUT_HOPPER := $(if $(filter cpu,$(BACKEND))$(filter 90a,$(ARCH)),,hopper)
 WITHOUT := $(WITHOUT_HOPPER) $(if $(filter cpu,$(BACKEND)),,onednn)
 FAMILIES := $(filter-out $(WITHOUT),$(patsubst attention/%/kernels.cuh,%,$(wildcard attention/*/kernels.cuh)))
 FOR_TESTS := $(if $(filter cpu,$(BACKEND)),$(filter-out general onednn,$(FAMILIES)))
-INSTANCES := $(foreach family,$(FAMILIES),$(patsubst %,$(BUILD)/attention/$(family)/%.cu,$(ATTN) $(FILE_KINDS)))
+TESTED := $(if $(FULL),$(ATTN),$(filter softmax lssar,$(ATTN))) $(FILE_KINDS)
+INSTANCES := $(foreach family,$(FAMILIES),$(patsubst %,$(BUILD)/attention/$(family)/%.cu,$(if \
+  $(filter $(family),$(FOR_TESTS)),$(TESTED),$(ATTN) $(FILE_KINDS))))
 OBJECTS := $(INSTANCES:=.o) $(SOURCES:%=$(BUILD)/%.o)  # those that take longest first
 TRAIN_OBJECTS := $(filter-out $(FOR_TESTS:%=$(BUILD)/attention/%/%),$(OBJECTS))
 # test/ROOM/*_test are one program, test_ROOM, where a room is host code; elsewhere test/ROOM/NAME_test is test_NAME.

@@ -23,25 +23,28 @@ template <class Type, const char* NAME> struct Kernels {
   using T = Type;
   static constexpr std::string_view name = NAME;
 };
+// Whether this build has the family for a kind: make leaves out some. Functions, because the kernels register
+// themselves while static objects are constructed.
+static bool is_built(Kind kind) {
+  return std::ranges::any_of(families_of<bf16>(kind), [](const auto& f) { return f.name == family; });
+}
+static std::vector<Kind> built_kinds() {
+  std::vector<Kind> all;
+  for (size_t k = 0; k < std::size(kind_names); k++)
+    if (is_built(Kind(k))) all.push_back(Kind(k));
+  return all;
+}
 template <class K> class AttentionTest : public testing::Test {
  protected:
   void SetUp() override {
     family = K::name;
-    if (family == "onednn" && !on_cpu) GTEST_SKIP() << "needs a CPU";
+    if (built_kinds().empty()) GTEST_SKIP() << "built without these kernels";
     if (family == "hopper" && lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   }
 };
 using Families = testing::Types<Kernels<float, GENERAL>, Kernels<bf16, GENERAL>, Kernels<bf16, TENSOR>,
                                 Kernels<bf16, HOPPER>, Kernels<bf16, ONEDNN>>;
 TYPED_TEST_SUITE(AttentionTest, Families);
-
-// The kinds of this build. A function, because the kernels register themselves while static objects are constructed.
-static std::vector<Kind> built_kinds() {
-  std::vector<Kind> all;
-  for (size_t k = 0; k < std::size(kind_names); k++)
-    if (attention_is_built(Kind(k))) all.push_back(Kind(k));
-  return all;
-}
 
 // The shape, with a head dimension that the family has kernels for: Hopper's copy engine moves multiples of 8 channels.
 static AttentionShape fit(AttentionShape shape) {
@@ -224,8 +227,10 @@ TYPED_TEST(AttentionTest, LongShapes) {
 TYPED_TEST(AttentionTest, LongEdgesOfTiles) {
   for (Kind kind : built_kinds())
     for (int T : {63, 64, 65, 128, 129})
-      for (int D : {8, 16, 32, 33, 96, 127, 129, 256, 257, 512})
+      for (int D : {8, 16, 32, 33, 96, 127, 129, 256, 257, 512}) {
+        if (kind != Kind::softmax && D % 2 == 0) continue;  // see above
         if (T == 64 || T == 65 || D < 100) check_random<typename TypeParam::T>(settings_of(kind, T), {1, T, 2, D});
+      }
 }
 
 TYPED_TEST(AttentionTest, MisalignedArrays) {
@@ -334,7 +339,7 @@ TYPED_TEST(AttentionTest, EqualKeys) {
 
 // Thresholds that half of the scores exceed, and one in twenty.
 TYPED_TEST(AttentionTest, Thresholds) {
-  if (!attention_is_built(Kind::threshold)) GTEST_SKIP() << "built without threshold";
+  if (!is_built(Kind::threshold)) GTEST_SKIP() << "built without threshold";
   for (double threshold : {0.0, 0.5})
     check_random<typename TypeParam::T>({of_kind(Kind::threshold, {{"threshold", threshold}})}, {3, 200, 3, 64});
 }
@@ -342,7 +347,7 @@ TYPED_TEST(AttentionTest, Thresholds) {
 // The references must have the same degenerate rows as the kernels, or they would not agree: equal keys above, many
 // keys here.
 TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
-  if (!attention_is_built(Kind::lssar)) GTEST_SKIP() << "built without lssar";
+  if (!is_built(Kind::lssar)) GTEST_SKIP() << "built without lssar";
   for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
     check_random<typename TypeParam::T>({of_kind(Kind::lssar, {{"power", power}})}, {3, 113, 3, 20});
   for (int D : {64, 128}) check_random<typename TypeParam::T>({{.kind = Kind::lssar}}, {1, 200, 2, D});
@@ -391,11 +396,11 @@ TYPED_TEST(AttentionTest, VanishingScores) {
     }
 }
 
-// One key that the last query agrees with among 4096 random ones, 16384 with FULL=1 (a minute). Earlier queries have no
+// One key that the last query agrees with among 2048 random ones, 16384 with FULL=1 (a minute). Earlier queries have no
 // gradient, so that the references need the last four only.
 TYPED_TEST(AttentionTest, LongOneKeyAmongThousands) {
   using T = typename TypeParam::T;
-  AttentionShape shape{1, std::getenv("FULL") ? 16384 : 4096, 1, 32};
+  AttentionShape shape{1, std::getenv("FULL") ? 16384 : 2048, 1, 32};
   int first = shape.T - 4, key = shape.T / 3;
   auto numbers = random_normal<float>(shape.qkv_size(), 1);
   for (int t = 0; t < shape.T; t++)
@@ -517,7 +522,7 @@ TYPED_TEST(AttentionTest, PreparedQueriesAndKeys) {
 }
 
 TYPED_TEST(AttentionTest, Sinks) {
-  if (!attention_is_built(Kind::softmax)) GTEST_SKIP() << "built without softmax";
+  if (!is_built(Kind::softmax)) GTEST_SKIP() << "built without softmax";
   for (Sink sink : {Sink::one, Sink::learned}) check_random<typename TypeParam::T>({{.sink = sink}}, {2, 70, 3, 36});
 }
 
@@ -550,8 +555,9 @@ TYPED_TEST(AttentionTest, ManyHeads) {
 // Multiprocessors left to other kernels change which block computes a tile, but no bit. Only Hopper's kernels leave
 // any.
 TEST(HopperAttention, SpareMultiprocessors) {
-  if (lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   family = "hopper";
+  if (built_kinds().empty()) GTEST_SKIP() << "built without these kernels";
+  if (lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   int all = device_properties().multiProcessorCount;
   AttentionShape shape{1, 130, all + 1, 64};  // two tiles a head, and a block takes two at a time
   auto qkv = random_qkv<bf16>(shape, 1), dout = random_normal<bf16>(shape.out_size(), 2);
