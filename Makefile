@@ -15,7 +15,8 @@ ROOMS := base kernels attention data settings ranks model checkpoint eval traini
 SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 # On the CPU emulation/ multiplies matrices; without NCCL there is one rank.
 OTHERWISE := $(if $(filter cpu,$(BACKEND)),kernels/matmul.cu) ranks/$(if $(filter 0,$(NCCL)),comm,comm_alone).cpp
-SOURCES := $(filter-out $(OTHERWISE),$(SOURCES))
+ONLY := %  # a sanitizer's part of the sources and tests: dev/dev.mk
+SOURCES := $(filter $(ONLY),$(filter-out $(OTHERWISE),$(SOURCES)))
 # Every family of attention kernels, attention/FAMILY/kernels.cuh, is compiled once for each kind. On the CPU only tests
 # run the families for tensor cores (dispatch finds those that are linked): with kinds of files and with two kinds that
 # together use all that a policy may; with FULL=1, with every kind.
@@ -44,9 +45,10 @@ OBJECTS := $(INSTANCES:=.o) $(SOURCES:%=$(BUILD)/%.o)  # those that take longest
 TRAIN_OBJECTS := $(filter-out $(FOR_TESTS:%=$(BUILD)/attention/%/%),$(OBJECTS))
 # test/ROOM/*_test are one program, test_ROOM, where a room is host code; elsewhere test/ROOM/NAME_test is test_NAME.
 TEST_ROOMS := data settings checkpoint eval training
-OTHERWISE := $(if $(filter 0,$(NCCL)),test/ranks/comm_test.cpp) $(if $(filter ptx,$(BACKEND)),,dev/test/ptx_%) \
+OTHERWISE := $(if $(filter 0,$(NCCL)),test/ranks/%) $(if $(filter ptx,$(BACKEND)),,dev/test/ptx_%) \
   $(WITHOUT_HOPPER:%=test/kernels/%_% test/attention/%_%)
-TEST_SOURCES := $(filter-out $(OTHERWISE),$(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp dev/test/*_test.cpp)))
+TEST_SOURCES := $(sort $(wildcard test/*/*_test.cu test/*/*_test.cpp dev/test/*_test.cpp))
+TEST_SOURCES := $(filter $(ONLY),$(filter-out $(OTHERWISE),$(TEST_SOURCES)))
 room_of = $(word 2,$(subst /, ,$(1)))
 test_program = $(BUILD)/test_$(or $(filter $(TEST_ROOMS),$(room_of)),$(patsubst %_test,%,$(basename $(notdir $(1)))))
 TESTS := $(sort $(foreach source,$(TEST_SOURCES),$(call test_program,$(source))))
@@ -118,7 +120,7 @@ train: $(BUILD)/train FORCE
 $(BUILD)/train: $(BUILD)/main.cpp.o $(TRAIN_OBJECTS) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK)
 	@touch $@.kinds $@.lost; cat $@.kinds >> $@.lost; printf '%s\n' $(ATTN) $(realpath $(KINDS)) > $@.kinds
-REFERENCE := $(BUILD)/test/attention/attention_reference.cu.o
+REFERENCE := $(patsubst %,$(BUILD)/%.o,$(filter $(ONLY),test/attention/attention_reference.cu))
 $(foreach source,$(TEST_SOURCES),$(eval $(call test_program,$(source)): $(BUILD)/$(source).o))
 $(TESTS): $(OBJECTS) $(REFERENCE) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK) -lgtest_main -lgtest

@@ -1,6 +1,6 @@
 # The targets of maintainers: benchmarks, sanitizers, the CUDA build's PTX without a GPU, fuzzing, everything at once.
-.PHONY: bench headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz cuda-subset check-full \
-  check-kernels-of-file
+.PHONY: bench headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz \
+  cuda-subset cuda-objects check-full check-kernels-of-file
 # Benchmarks (dev/bench/README.md). QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute;
 # dev/bench/results/ stays as it is.
 QUICK_cpu_attention := softmax,lssar 64 128
@@ -24,25 +24,43 @@ check-kernels-of-file:
 SANITIZER_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
   -fno-sanitize=null,object-size,pointer-overflow,vptr
 SANITIZER_tsan := -fsanitize=thread
-# Tests that take minutes are left to FULL=1: the kinds of attention whose code the two here do not share; all but one
-# of the attention kernels' head sizes; under AddressSanitizer the tests of host code that handles no memory of its own,
-# and of the ways that are off by default (UNWATCHED); and, under ThreadSanitizer, the kernels' tests except the ranks',
-# the layer's, the loader's, the gate's, Hopper's and the planted races, none of which needs a second kind or these
-# rooms.
-TWO_KINDS := ATTN="softmax lssar"
-FEW_KINDS := $(if $(FULL),,$(TWO_KINDS) HEAD_DIM=64)
-ONE_KIND := $(if $(FULL),,ATTN=softmax HEAD_DIM=64 FAMILIES=general \
-  ROOMS="base kernels attention data settings ranks model emulation")
-UNWATCHED := $(if $(FULL),,settings training matmul_choices masks attention_reference reference)
-THREADED := comm portability cpu_layer data gate hopper $(if $(FULL),attention kernels matmul model)
+# Fuzzing of the readers of untrusted bytes, with clang's libFuzzer. New inputs go to build/fuzz/NAME_corpus.
+# `replay_NAME FILE...` tries inputs without libFuzzer: check-asan, those of test/fuzz/corpus.
+FUZZ_SECONDS ?= 20
+FUZZERS := config shards safetensors tasks
+FUZZ_SOURCES := $(addsuffix .cpp,attention/kinds $(addprefix base/,error format json text file checksum) \
+  $(addprefix settings/,table kind_keys layers read check show) checkpoint/safetensors data/shards data/benchmark_file)
+FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(SANITIZER_asan) -I. -I$(BUILD) $(KIND_NAMES)
+build/fuzz/attention/kinds.o: $(BUILD)/kinds.inc
+build/fuzz/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(call SAY,compile,$<)$(FUZZ_CXX) -MMD -MP -c $< -o $@
+build/fuzz/%: build/fuzz/test/fuzz/%_fuzz.o $(FUZZ_SOURCES:%.cpp=build/fuzz/%.o)
+	$(call SAY,link,$@)$(subst fuzzer-no-link,fuzzer,$(FUZZ_CXX)) $^ -o $@
+.PRECIOUS: build/fuzz/%.o
+$(BUILD)/replay_%: $(BUILD)/test/fuzz/%_fuzz.cpp.o $(BUILD)/test/fuzz/replay.cpp.o $(FUZZ_SOURCES:%=$(BUILD)/%.o)
+	$(call SAY,link,$@)$(LINK)
+-include $(wildcard build/fuzz/*/*.d build/fuzz/*/*/*.d)
+fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of untrusted files, FUZZ_SECONDS=20 each
+	@bash test/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZERS)
+# Compilers take most of a check's time, so without FULL=1 a sanitizer gets only the files that its finds have come
+# from. AddressSanitizer's were in kernels, the CPU layer and readers, which compute addresses: these are tested, with
+# one kind in two families (Hopper's moves its tiles by copies, which hopper_test has), and rooms that call them are
+# not. ThreadSanitizer's were in what has threads: ranks and the CPU layer. Without it, a kernel that lacks a barrier is
+# seen where an order of blocks and lanes changes its bits (SameBitsInAnyOrder).
+ASAN_PART := ATTN=softmax HEAD_DIM=64 FAMILIES="general tensor" ONLY="base/% kernels/% data/% emulation/% attention/% \
+  $(addprefix test/,base/% data/% emulation/% $(addprefix kernels/,hopper% kernels% matmul_test% portability%) \
+  $(addprefix attention/,attention_test% attention_reference.cu bias% diagnose% gate% prepare%))"
+TSAN_PART := FAMILIES= ONLY="base/% kernels/% data/% emulation/% ranks/% \
+  $(addprefix test/,ranks/comm% emulation/% data/data% kernels/hopper% kernels/portability%)"
 check-asan:                        ## kernels and readers under AddressSanitizer + UBSan; planted bugs must be found
-	@$(MAKE) BACKEND=cpu SAN=asan $(FEW_KINDS) sanitizer-tests
-check-tsan:                        ## the kernels under ThreadSanitizer; planted races must be found
-	@$(MAKE) BACKEND=cpu SAN=tsan $(ONE_KIND) sanitizer-tests
-WATCHED_asan := $(filter-out $(UNWATCHED:%=$(BUILD)/test_%),$(TESTS))
-WATCHED_tsan := $(THREADED:%=$(BUILD)/test_%)
-sanitizer-tests: $(WATCHED_$(SAN)) $(BUILD)/planted_bugs
-	@bash test/support/run.sh $(BUILD) $(WATCHED_$(SAN))
+	@$(MAKE) BACKEND=cpu SAN=asan $(if $(FULL),,$(ASAN_PART)) sanitizer-tests
+check-tsan:                        ## what has threads under ThreadSanitizer; planted races must be found
+	@$(MAKE) BACKEND=cpu SAN=tsan $(if $(FULL),,$(TSAN_PART)) sanitizer-tests
+LONG_tsan := comm spared portability cpu_layer data gate hopper attention kernels matmul model
+WATCHED := $(or $(if $(FULL),$(LONG_$(SAN):%=$(BUILD)/test_%)),$(TESTS))
+sanitizer-tests: $(WATCHED) $(BUILD)/planted_bugs $(if $(filter asan,$(SAN)),$(FUZZERS:%=$(BUILD)/replay_%))
+	@bash test/support/run.sh $(BUILD) $(WATCHED)
 $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS) $(BUILD)/objects
 	$(call SAY,link,$@)$(LINK)
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
@@ -53,7 +71,7 @@ PTX_TESTS := ptx $(if $(filter 90a,$(ARCH)),hopper hopper_turns) tensor_core att
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
 	@if [ -n "$(HAVE_NVCC)" ]; then \
-	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(if $(FULL),,$(TWO_KINDS) HEAD_DIM="64 128") ptx-tests && \
+	   $(MAKE) BACKEND=ptx ARCH=$(PTX_ARCH) $(if $(FULL),,ATTN="softmax lssar" HEAD_DIM="64 128") ptx-tests && \
 	   bash dev/test/ptx.sh build/ptx-$(PTX_ARCH); \
 	 else echo 'check-ptx: there is no nvcc, nothing is checked'; fi
 ifeq ($(BACKEND),ptx)
@@ -67,26 +85,14 @@ headers: $(if $(filter cpu,$(BACKEND)),$(HEADERS:%=$(BUILD)/%.alone))
 $(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
 	@mkdir -p $(@D)
 	$(call SAY,compile,$<)$(HOST) -MMD -MP -MF $@.d -MT $@ -fsyntax-only -x c++ -include $< /dev/null && touch $@
-# Fuzzing of the readers of untrusted bytes, with clang's libFuzzer. New inputs go to build/fuzz/NAME_corpus.
-FUZZ_SECONDS ?= 20
-FUZZERS := config shards safetensors tasks
-FUZZ_SOURCES := $(addsuffix .cpp,attention/kinds $(addprefix base/,error format json text file checksum) \
-  $(addprefix settings/,table kind_keys layers read check show) checkpoint/safetensors data/shards data/benchmark_file)
-FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(SANITIZER_asan) -I. -I$(BUILD) $(KIND_NAMES)
-build/fuzz/attention/kinds.o: $(BUILD)/kinds.inc
-build/fuzz/%.o: %.cpp
-	@mkdir -p $(@D)
-	$(call SAY,compile,$<)$(FUZZ_CXX) -MMD -MP -c $< -o $@
-build/fuzz/%: build/fuzz/test/fuzz/%_fuzz.o $(FUZZ_SOURCES:%.cpp=build/fuzz/%.o)
-	$(call SAY,link,$@)$(subst fuzzer-no-link,fuzzer,$(FUZZ_CXX)) $^ -o $@
-.PRECIOUS: build/fuzz/%.o
--include $(wildcard build/fuzz/*/*.d build/fuzz/*/*/*.d)
-fuzz: $(FUZZERS:%=build/fuzz/%)    ## fuzz the readers of untrusted files, FUZZ_SECONDS=20 each
-	@bash test/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZERS)
-cuda-subset:                       ## compile the CUDA build: one target, one kind, one head size (all with FULL=1)
-	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) $(if $(FULL),,ATTN=lssar HEAD_DIM=64 OPTIMIZE=-O0) build/cuda/train
+# The routine check compiles what nvcc and CUDA's headers alone can refuse; it links nothing. No kernel may spill.
+CALL_CUDA := $(shell grep -l 'cuda[A-Z]' $(filter %.cpp,$(SOURCES)))
+cuda-objects: $(filter %.cu.o,$(TRAIN_OBJECTS)) $(CALL_CUDA:%=$(BUILD)/%.o)
+cuda-subset:                       ## compile CUDA code: one target, one kind, one head size (FULL=1: the whole build)
+	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) \
+	  $(if $(FULL),build/cuda/train,ATTN=lssar HEAD_DIM=64 WITH_PTX= OPTIMIZE=-O0 cuda-objects)
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
-	@FULL=1 $(MAKE) test check-asan check-tsan -j1
+	@FULL=1 $(MAKE) check-kernels-of-file test check-asan check-tsan -j1
 	@FULL=1 TRAIN=$(CURDIR)/$(BUILD)/train \
 	  bash -c '. scripts/lib/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'
 	@$(MAKE) fuzz FUZZ_SECONDS=300
