@@ -35,7 +35,7 @@ template <class Maths> struct DeviceFunctions {
 // f of one head.
 template <class File, class Maths> struct Formula : FormulaOf<File, DeviceFunctions<Maths>> {
   using Base = FormulaOf<File, DeviceFunctions<Maths>>;
-  float most;  // keys that a row sees
+  float most;  // keys that a row sees at most
   __device__ Formula(const KernelSettings& s, int h) : most(s.most_keys()) {
     this->head = h + 1, this->heads = s.heads;
     for (int n = 0; n < MOST_PARAMETERS; n++) this->numbers[n] = s.numbers[n];
