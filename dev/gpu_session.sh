@@ -5,6 +5,7 @@
 #   [OUT=gpu_out] [COMMIT=abc123] bash dev/gpu_session.sh [--train GLOB --val GLOB] [--tokens 26214400] PART...
 #   bash dev/gpu_session.sh --rehearse PART...     the same, small, with the CPU build: does everything run? Into
 #                                                  gpu_rehearsal, or OUT
+#   bash dev/gpu_session.sh --prepared FOLDER visit  with programs that dev/gpu_prepare.sh built on another machine
 #
 #   first      if there are only ten minutes: the trainer alone, ten steps of GPT-2 124M in bf16; then every kernel's
 #              tests, dry runs, make bench QUICK=1; an archive with all that a reader elsewhere needs to mend the code
@@ -14,6 +15,8 @@
 #   bench      make bench, and its differences from the dev/bench/results/gpu.json of before; with ncu, what limits each
 #              kernel
 #   peers      the same model and attention in PyTorch (dev/bench_peers.py), beside ours
+#   visit      if there are only minutes and no time to build: the kernels' tests, steps, products, attention, its
+#              counters, the ceiling, PyTorch and llm.c beside them; the clock all the time
 #   runs       trains GPT-2 124M for equal tokens with four kinds of attention on the shards of --train, and evaluates
 #              at 1K to 16K on those of --val (scripts/sweep.py)
 #
@@ -34,27 +37,40 @@ stop() {
   exit 2
 }
 
-export train_shards='' val_shards='' rehearse='' tokens=26214400
+export train_shards='' val_shards='' rehearse='' prepared='' tokens=26214400
 parts=()
 while [ $# -gt 0 ]; do
   case "$1" in
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' dev/gpu_session.sh; exit 0 ;;
-    --train | --val | --tokens)
+    --train | --val | --tokens | --prepared)
       [ $# -gt 1 ] || stop "$1 needs a value"
-      case "$1" in --train) train_shards=$2 ;; --val) val_shards=$2 ;; *) tokens=$2 ;; esac
+      case "$1" in
+        --train) train_shards=$2 ;;
+        --val) val_shards=$2 ;;
+        --prepared) prepared=$2 ;;
+        *) tokens=$2 ;;
+      esac
       shift ;;
     --rehearse) rehearse=1 ;;
-    first | far | tests | sanitize | bench | peers | runs) parts+=("$1") ;;
+    first | far | tests | sanitize | bench | peers | runs | visit) parts+=("$1") ;;
     *) stop "unknown argument \"$1\" (--help)" ;;
   esac
   shift
 done
 case $train_shards in '' | /*) ;; *) train_shards=$PWD/$train_shards ;; esac
-[ ${#parts[@]} -gt 0 ] || stop "name the parts to run: first far tests sanitize bench peers runs (--help)"
+[ ${#parts[@]} -gt 0 ] || stop "name the parts to run: first far tests sanitize bench peers runs visit (--help)"
 case "${rehearse:+rehearsed }${parts[*]}" in
   rehearsed*) ;;
   *runs*) [ "${train_shards:+1}${val_shards:+1}" = 11 ] || stop "runs needs --train GLOB and --val GLOB" ;;
 esac
+case "$rehearse:$prepared:${parts[*]}" in
+  1:*) ;;
+  ::*visit*) stop "visit needs --prepared FOLDER: bash dev/gpu_prepare.sh, without a GPU, makes it" ;;
+  ::* | :*:visit) ;;
+  *) stop "--prepared goes with the part visit alone: the others build" ;;
+esac
+[ -z "$prepared" ] || [ -x "$prepared/train" ] ||
+  stop "--prepared: $prepared has no train: bash dev/gpu_prepare.sh $prepared, elsewhere, makes it"
 folder=gpu_out
 [ -z "$rehearse" ] || folder=gpu_rehearsal
 out=$(realpath -m "${OUT:-$folder}") scratch=$(realpath -m "${SCRATCH:-build/gpu_session}")
@@ -77,9 +93,9 @@ SCRIPT
 else
   nvidia-smi -L 2>/dev/null | grep -q ^GPU || stop "there is no GPU here: nvidia-smi -L lists none (--rehearse)"
   cuda=${CUDA_HOME:-/usr/local/cuda}
-  command -v nvcc >/dev/null || [ -x "$cuda/bin/nvcc" ] ||
+  [ -n "$prepared" ] || command -v nvcc >/dev/null || [ -x "$cuda/bin/nvcc" ] ||
     stop "there is no nvcc on the PATH or in $cuda/bin (CUDA_HOME)"
-  export PATH=$PATH:$cuda/bin BACKEND=cuda build=${BUILD:-build/cuda}
+  export PATH=$PATH:$cuda/bin BACKEND=cuda build=${prepared:-${BUILD:-build/cuda}}
 fi
 mkdir -p "$out" "$scratch"
 if [ -f "$out/summary.md" ]; then
@@ -104,7 +120,7 @@ tables=("$out/needs.md")
 failed=0
 for part in "${parts[@]}"; do
   phase "$part"
-  export work=$scratch/$part
+  export part work=$scratch/$part
   rm -rf "$work"
   mkdir -p "$work"
   start=$SECONDS

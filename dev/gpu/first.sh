@@ -4,57 +4,10 @@
 # the logs, and what it takes to mend the code elsewhere: the reports of ptxas, the disassembly of what failed, the
 # machine, the choices of cuBLASLt. FIRST_TESTS names other test programs to run after test_hopper; FIRST_SECONDS (520)
 # and TEST_SECONDS (90) are the limits of all and of one test program.
-# shellcheck disable=SC2317,SC2086  # steps call functions by name; lists of words
+# shellcheck disable=SC2317,SC2086,SC2034  # steps call functions by name; lists of words; steps.sh
 . dev/gpu/part.sh
-logs=$work/logs
-mkdir -p "$logs"
-failed=0
 deadline=$((SECONDS + ${FIRST_SECONDS:-520}))
-
-# row PROGRAM SECONDS RESULT CASE: a line of the last table. The archive is packed anew each time: the machine may be
-# taken away before the end.
-row() {
-  [ -s "$work/table" ] ||
-    printf '%s\n' '| part | program | seconds | result | first failing case |' '|---|---|---|---|---|' > "$work/table"
-  echo "| first | $1 | $2 | $3 | $4 |" | tee -a "$work/table"
-  cp "$work/cache/plusgpt/matmul.txt" "$logs" 2>/dev/null
-  tar -czf "$out/first.tar.gz" -C "$work" logs table
-}
-
-time_is_up() { [ $((deadline - SECONDS)) -le 5 ]; }
-
-# limited SECONDS LOG COMMAND...: its status; 124 if the limit, or what is left of the ten minutes, was too short. Of a
-# long log the beginning and the end are kept.
-limited() {
-  local limit=$1 log=$2 left=$((deadline - SECONDS)) status
-  shift 2
-  ! time_is_up || { echo "no time was left" >> "$log"; return 124; }
-  timeout -k 5 "$((limit < left ? limit : left))" "$@" >> "$log" 2>&1
-  status=$?
-  if [ "$(wc -c < "$log")" -gt 2000000 ]; then
-    { head -c 1000000 "$log"; printf '\n[...]\n'; tail -c 500000 "$log"; } > "$log.short"
-    mv "$log.short" "$log"
-  fi
-  return "$status"
-}
-
-# step NAME LIMIT RESULT COMMAND...: RESULT, called with the log, says what came of it
-step() {
-  local name=$1 limit=$2 result=$3 start=$SECONDS status log why
-  log=$logs/${name//[^a-zA-Z0-9]/_}.log
-  shift 3
-  limited "$limit" "$log" "$@"
-  status=$?
-  if [ "$status" = 0 ]; then
-    row "$name" $((SECONDS - start)) "$($result "$log" | tail -n 1)" ""
-    return
-  fi
-  failed=1
-  why=$( { grep -m1 -iE 'error|failed' "$log" || tail -n 1 "$log"; } | tr '|' '/' | cut -c1-300)
-  case $status in 124 | 137) result=STOPPED ;; *) result="FAILED, exit $status" ;; esac
-  row "$name" $((SECONDS - start)) "$result: $why" ""
-  return "$status"
-}
+. dev/gpu/steps.sh
 
 # cases LOG: tests that failed, in the order of their failing
 cases() { awk '/^\[  FAILED  \] / { sub(/,$/, "", $4); if ($4 ~ /\./ && !seen[$4]++) print $4 }' "$1"; }

@@ -4,7 +4,7 @@
 # Python's packages.
 # shellcheck shell=bash disable=SC2086  # lists of words
 
-: "${out:?}" "${scratch:?}" "${rehearse?}"
+: "${out:?}" "${scratch:?}" "${rehearse?}" "${prepared?}"
 missing='' torch_python='' rows=()
 CPPFLAGS=${CPPFLAGS:-} LDFLAGS=${LDFLAGS:-}
 
@@ -49,25 +49,28 @@ if [ -n "${DEPS:-}" ]; then
   done
 fi
 
-for tool in make python3 "${CXX:-g++}"; do
-  command -v "$tool" >/dev/null || stop "there is no $tool: bash scripts/install_deps.sh installs it"
-done
-headers=(nlohmann/json.hpp CLI/CLI.hpp gtest/gtest.h)
-[ -n "$rehearse" ] || headers+=(cublasLt.h nccl.h)
-not_there=$(absent "${headers[@]}")
-for header in $not_there; do
-  case $header in
-    gtest*) ;;
-    nccl.h) from_python nccl.h nccl || lacks nccl "libnccl-dev, or pip install nvidia-nccl-cu13" "several GPUs" ;;
-    cublasLt.h) from_python cublasLt.h cublasLt ||
-      stop "there is no cublasLt.h: install all of the CUDA toolkit, or pip install nvidia-cublas" ;;
-    *) stop "there is no $header: bash scripts/install_deps.sh installs it; without network name a folder that has it \
-in include/ (DEPS=DIR)" ;;
-  esac
-done
-if [[ $not_there == *gtest* ]] ||
-  ! echo 'int main() {}' | compiler -x c++ - $LDFLAGS -lgtest_main -lgtest -o /dev/null 2>/dev/null; then
-  lacks gtest "bash scripts/install_deps.sh --tests, or DEPS=DIR" "tests, far, sanitize, and the tests of first"
+if [ -z "$prepared" ]; then  # else nothing is built
+  for tool in make python3 "${CXX:-g++}"; do
+    command -v "$tool" >/dev/null || stop "there is no $tool: bash scripts/install_deps.sh installs it"
+  done
+  headers=(nlohmann/json.hpp CLI/CLI.hpp gtest/gtest.h)
+  [ -n "$rehearse" ] || headers+=(cublasLt.h nccl.h)
+  not_there=$(absent "${headers[@]}")
+  for header in $not_there; do
+    case $header in
+      gtest*) ;;
+      nccl.h) from_python nccl.h nccl || lacks nccl "libnccl-dev, or pip install nvidia-nccl-cu13" "several GPUs" ;;
+      cublasLt.h) from_python cublasLt.h cublasLt ||
+        stop "there is no cublasLt.h: install all of the CUDA toolkit, or pip install nvidia-cublas" ;;
+      *)
+        stop "there is no $header: bash scripts/install_deps.sh installs it; without network name a folder that has \
+it in include/ (DEPS=DIR)" ;;
+    esac
+  done
+  if [[ $not_there == *gtest* ]] ||
+    ! echo 'int main() {}' | compiler -x c++ - $LDFLAGS -lgtest_main -lgtest -o /dev/null 2>/dev/null; then
+    lacks gtest "bash scripts/install_deps.sh --tests, or DEPS=DIR" "tests, far, sanitize, and the tests of first"
+  fi
 fi
 command -v compute-sanitizer >/dev/null || lacks compute-sanitizer "all of the CUDA toolkit" "sanitize"
 command -v cuobjdump >/dev/null || lacks cuobjdump "all of the CUDA toolkit" "first: the machine code of what fails"
@@ -77,6 +80,13 @@ for python in ${PYTHON:-} python3; do
   torch_python=$python
   break
 done
+if [ -n "$prepared" ]; then  # the libraries of CUDA are among PyTorch's packages
+  for library in $("${torch_python:-python3}" -c 'import glob, sys
+print(*(path for folder in sys.path for path in glob.glob(f"{folder}/nvidia/*/lib")))'); do
+    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$library
+  done
+  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
+fi
 [ -n "$torch_python" ] || lacks torch "pip install torch, or PYTHON=python3 of an environment that has it" "peers"
 export CPPFLAGS LDFLAGS missing torch_python
 mkdir -p "$out"

@@ -1,7 +1,7 @@
 # Sourced by the parts of dev/gpu_session.sh, which exports: out, the folder for results; work, an empty one for
 # this part's own files; build, that of the full build; rehearse, not empty without a GPU; missing (needs.sh).
 # shellcheck shell=bash disable=SC2034  # the parts use these variables
-: "${out:?dev/gpu_session.sh sets it}" "${work:?}" "${build:?}" "${rehearse?}" "${missing?}"
+: "${out:?dev/gpu_session.sh sets it}" "${work:?}" "${build:?}" "${rehearse?}" "${prepared?}" "${missing?}"
 
 # A build with one head size, for one GPU. Each part adds the kinds of attention that it needs: with one of them the
 # trainer takes 170 s of a core, with PTX, which a GPU that nvcc knows does not need, 220.
@@ -9,7 +9,7 @@ quick_build=$(dirname "$build")/quick
 quick=(BUILD="$quick_build" HEAD_DIM=64 NCCL=0)
 one_kind=(ATTN=softmax) two_kinds=(ATTN="softmax lssar")
 capabilities() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -u; }
-if [ -n "$rehearse" ]; then  # with what is built already
+if [ -n "$rehearse$prepared" ]; then  # with what is built already
   quick_build=$build
   quick=(BUILD="$build") one_kind=() two_kinds=()
 elif ! capabilities | tr -d . | sed 's/^/compute_/' | grep -vqxF "$(nvcc --list-gpu-arch)"; then

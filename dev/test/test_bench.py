@@ -340,6 +340,27 @@ exit $failed""")
     self.session("--rehearse", "first", code=1, FIRST_TESTS="matmul", FIRST_SECONDS="5")
     self.assertRegex(self.output, r"test_hopper \| 0 \| NOT RUN \| no time was left \|")
 
+  def test_a_visit_with_programs_built_elsewhere(self):
+    self.session("--prepared", self.path("nothing"), "visit", code=2)
+    self.assert_error("has no train: bash dev/gpu_prepare.sh")
+    self.program("bin/make", 'echo "make was called"; exit 1')
+    self.program("bin/nvidia-smi", """case $1 in -L) echo "GPU 0: H200" ;;
+  --query-gpu=timestamp*) echo "timestamp, clocks.sm"
+    for mhz in 1500 1600 1700; do echo "now, $mhz MHz, 2600 MHz, 690.5 W, 60, SW power cap"; done
+    echo "now, 300 MHz, 2600 MHz, 90 W, 30, idle"; exec sleep 60 ;;
+  *) echo "H200, 580" ;; esac""")
+    for name, script in {"train": "", "test_hopper": 'echo "[  PASSED  ] 14 tests."', "test_attention": "exec sleep 60",
+                         "test_kernels": 'echo "x:9: Failure"; exit 1', "bench_step": 'echo "| lssar | 543,210 |"',
+                         "train_gpt2cu": 'for n in 1 2 3 4 5 6 7; do echo "step $n | $n$n tok/s"; done'}.items():
+      self.program("visit/" + name, script)
+    self.session("--prepared", self.path("visit"), "visit", code=1, VISIT="steps llm.c tests", VISIT_SECONDS="20")
+    self.assertNotIn("make was called", self.output)
+    rows = re.findall(r"^\| visit \| (\S+) \| \d+ \| (.*?) \|", self.text_of("out/visit.md"), re.MULTILINE)
+    self.assertEqual(rows[:5], [("steps", "1 lines of a table"), ("llm.c", "72 tokens/s, mean of 2 steps"),
+                                ("test_hopper", "14 tests."), ("test_attention", "STOPPED: "),
+                                ("test_kernels", "STOPPED: no time was left")])
+    self.assertRegex(self.output, r"\| clock above 400 W: 1500, 1600, 1700 MHz .*, at most 690 W, reasons .*power cap")
+
   def test_the_last_rows_of_every_kind_after_a_build_that_fails(self):
     self.program("build/test_far", 'echo "| fox | bf16, hopper | 1e-3 | 2e-3 |"; echo "x:9: Failure"; exit 1')
     self.program("bin/make", 'case "$*" in *" train") exit 2 ;; esac')

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# What a GPU is asked that is there for minutes, with the programs of dev/gpu_prepare.sh: are the kernels right, how
+# fast are steps, products and attention, at which clock, what does attention wait for, how fast are others? In the
+# order of their worth, each with a limit of its own; VISIT_SECONDS (520) is that of all, VISIT names the questions.
+# shellcheck disable=SC2317,SC2086,SC2034  # steps call functions by name; lists of words; steps.sh
+. dev/gpu/part.sh
+deadline=$((SECONDS + ${VISIT_SECONDS:-520}))
+. dev/gpu/steps.sh
+asked=${VISIT-tests steps ceiling products attention counters llm.c peers}
+if [ -n "$rehearse" ]; then lengths=128 tiny=(--tiny)
+else lengths=1024,4096,16384 tiny=(); fi
+
+last_line() { tail -n 1 "$1" | tr '|' ','; }
+passed() { grep -E '^\[  PASSED  \]' "$1" | tail -n 1 | sed 's/.*\] //'; }
+table() { grep -c '^|' "$1" | sed 's/$/ lines of a table/'; }
+# Of llm.c's log: the mean of the steps after the first five.
+rate() {
+  awk '/tok\/s/ && ++n > 5 { sum += $(NF - 1) }
+    END { if (n > 5) printf "%.0f tokens/s, mean of %d steps\n", sum / (n - 5), n - 5 }' "$1"
+}
+
+clocks=
+if command -v nvidia-smi > /dev/null; then
+  nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active \
+    --format=csv -lms 50 > "$out/clocks.csv" 2> /dev/null &
+  clocks=$!
+fi
+
+for question in $asked; do
+  case $question in
+    tests)
+      for name in hopper attention kernels matmul gate prepare; do
+        step "test_$name" 60 passed "$build/test_$name" --gtest_brief=1
+      done ;;
+    steps) step steps 110 table "$build/bench_step" --variants softmax,lssar --json "$out/steps.json" ;;
+    ceiling)
+      [ -z "$torch_python" ] || step "ceiling of products" 40 last_line "$torch_python" dev/gpu/ceiling.py ;;
+    products)
+      step products 80 table "$build/bench_kernels" --json "$out/products.json" qkv "attention projection" mlp logits \
+        cross_entropy layernorm ;;
+    attention)
+      step attention 70 table "$build/bench_attention" softmax,lssar 64 "$lengths" --json "$out/attention.json" ;;
+    counters)
+      ! has ncu || step counters 80 last_line ncu --clock-control none --target-processes all \
+        --section SpeedOfLight --section WarpStateStats --section ComputeWorkloadAnalysis \
+        --section MemoryWorkloadAnalysis --section SchedulerStats -k regex:attention_ --launch-skip 4 \
+        --launch-count 12 --csv --log-file "$out/ncu.csv" "$build/bench_attention" softmax,lssar 64 1024 ;;
+    llm.c)
+      if [ -x "$build/train_gpt2cu" ]; then
+        own_shards 50257 2200000
+        step llm.c 60 rate "$build/train_gpt2cu" -i "$train_shards" -j "$val_shards" -e d12 -b 64 -t 1024 -d 524288 \
+          -r 0 -z 0 -v 0 -s 0 -h 0 -x 25
+      fi ;;
+    peers)
+      [ -z "$torch_python" ] || step "PyTorch's LSSAR" 170 last_line "$torch_python" dev/bench_peers.py \
+        "${tiny[@]}" --ours "$build" --only LSSAR --minutes 2.6 --out "$out/peers_lssar.json" ;;
+    *) note "VISIT: there is no question \"$question\""; failed=1 ;;
+  esac
+done
+[ -z "$clocks" ] || kill "$clocks"
+[ ! -s "$out/clocks.csv" ] || note "$(python3 dev/gpu/clocks.py "$out/clocks.csv")"
+exit "$failed"
