@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks a fresh checkout, set-up included: about twenty minutes on two cores, no GPU needed.
+# Checks a fresh checkout, set-up included: half an hour on two slow cores, no GPU needed.
 #
 #   bash scripts/test.sh
 #
