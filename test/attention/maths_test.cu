@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/formula.cuh"
+#include "attention/kinds/lssar.cuh"
 #include "test/support/device.h"
 
 namespace {
@@ -51,6 +52,10 @@ FUNCTION(FastPower, FastMaths::power(x, 2.5f), std::pow(x, 2.5))
 FUNCTION(FastSoftplus, DeviceFunctions<FastMaths>::softplus(x), softplus(x))
 FUNCTION(FastSqrt, DeviceFunctions<FastMaths>::sqrt(x), std::sqrt(x))
 
+FUNCTION(FixedPowerOfLssar, FixedPower<15>::one_less(x, 0), std::pow(x, 14))
+FUNCTION(WholePowerOfLssar, WholePower::one_less(x, 14), std::pow(x, 14))
+FUNCTION(AnyPowerOfLssar, AnyPower<FullMaths>::one_less(x, 6.5f), std::pow(x, 6.5))
+
 TEST(Maths, FullMathsIsAccurateToFloat32) {
   constexpr double u = 0x1p-24, EXP = 2 * u;  // of expf and exp2f: a unit in the last place
   expect_error_below<LogNormal>("log_normal", 2e-7, 0x1p-126, 0x1p120, false);
@@ -61,6 +66,13 @@ TEST(Maths, FullMathsIsAccurateToFloat32) {
   expect_error_below<FullSigmoid>("sigmoid", EXP + 2 * u, 1e-6, 87, true);
   expect_error_below<FullPower>("power of 2.5", 2e-7 * (1 + 2.5 * 30), 1e-13, 1, false);
   expect_error_below<FullTanh>("tanh", 1.6 * u, 1e-30, 1e30, true);
+}
+
+// Rows of lssar hide a wrong power: their naive formula's error is 15 times a score's.
+TEST(Maths, PowersOfLssar) {
+  expect_error_below<FixedPowerOfLssar>("x^14, a constant", 14 * 0x1p-24, 0.01, 1, false);
+  expect_error_below<WholePowerOfLssar>("x^14, an integer", 14 * 0x1p-24, 0.01, 1, false);
+  expect_error_below<AnyPowerOfLssar>("x^6.5", 2e-7 * (1 + 6.5 * std::log(100.0)), 0.01, 1, false);
 }
 
 TEST(Maths, FastMathsIsAccurateTo13Digits) {
