@@ -9,6 +9,7 @@ show. Runs ./train ($TRAIN if set) for each combination, all of them with the fi
 Prints the losses, mean and 95% interval over the seeds, and paired differences to the first row. --results keeps all of
 it [runs/SWEEP.json]; --picture draws it [runs/SWEEP.png]. Ctrl-C ends the sweep once the run has saved.
 """
+from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
@@ -39,10 +40,10 @@ NAME_BYTES = 200  # of a run's name, which ./train limits
 class Member:
   """A run of the sweep."""
   name: str
-  labels: "dict[str, str]"  # by axis
+  labels: dict[str, str]  # by axis
   seed: int
-  settings: "dict[str, str]"
-  trained: "Member" = None  # the one whose weights this one evaluates, if it has none of its own
+  settings: dict[str, str]
+  trained: Member | None = None  # the one whose weights this one evaluates, if it has none of its own
 
 
 # ---------------------------------------------------------------------------------------------------------- the file
@@ -105,7 +106,7 @@ def axes_of(path, sweep, given):
     if not is_axis(values):
       raise UserError(f"{path}: axes: {axis}: must be a list of different values, or an object {{label: {{key: "
                       f"value}}}}, not {json.dumps(values)[:40]}")
-    if isinstance(values, dict):  # each label stands for settings
+    if isinstance(values, dict):  # each label names settings
       own[axis] = {label: texts_of(chosen) for label, chosen in values.items()}
     else:  # the axis is a key, and its values are the labels
       own[axis] = {text(value): {axis: text(value)} for value in values}

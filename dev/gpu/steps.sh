@@ -18,7 +18,7 @@ row() {
 
 time_is_up() { [ $((deadline - SECONDS)) -le 5 ]; }
 
-# limited SECONDS LOG COMMAND...: its status; 124 if the limit, or what is left of the ten minutes, was too short. Of a
+# limited SECONDS LOG COMMAND...: its status; 124 if the limit, or what is left until the deadline, was too short. Of a
 # long log the beginning and the end are kept.
 limited() {
   local limit=$1 log=$2 left=$((deadline - SECONDS)) status

@@ -42,8 +42,7 @@ def model_of(settings):
 
 
 def add_file(path):
-  """Adds the kind of a file to FORMULAS, as ./train does in checkpoints. Returns its name, and the defaults of its
-  fixed numbers."""
+  """Adds the kind of a file to FORMULAS, as ./train does in checkpoints."""
   kind = kind_file.read(path)
   row_weights = re.search(r"weights = RowWeights::(\w+)", kind.text)
   pytorch = re.search(r"pytorch = ((?:\s*\"[^\"]*\")+);", kind.text)
@@ -58,7 +57,6 @@ def add_file(path):
   except Exception as problem:  # whatever a formula may do wrong
     stop(f"{path}: its pytorch formula fails: {problem}")
   FORMULAS[kind.name] = (row_weights[1], tuple(kind.parameters), kind.learned, f)
-  return kind.name, kind.parameters
 
 
 for _path in kind_file.of_the_tree():
