@@ -1,9 +1,10 @@
-// Global memory, and the instructions that load and store (PTX ISA "ld", "st", "State Spaces").
+// Global memory, and the instructions that load and store (PTX ISA "ld", "st", "red", "State Spaces").
 #include "dev/ptx/memory.h"
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include "dev/ptx/decode.h"
+#include "dev/ptx/floats.h"
 #include "dev/ptx/machine.h"
 
 namespace ptx {
@@ -82,6 +83,21 @@ void store(Context& context, const Instruction& instruction, Mask mask) {
   });
 }
 
+// red.add: noticed as a store, if another block uses the words. Subnormal numbers count as 0 ("red", for .f32 in global
+// memory).
+void add(Context& context, const Instruction& instruction, Mask mask) {
+  const uint32_t count = instruction.count(1);
+  for_lanes(mask, [&](int lane) {
+    uint8_t* to = bytes_at(context, instruction, lane, address(context, instruction.operand(0), lane), 4 * count, true);
+    for (uint32_t n = 0; to && n < count; n++, to += 4) {
+      float sum;
+      memcpy(&sum, to, 4);
+      sum = flushed(flushed(sum) + flushed(float_of(uint32_t(value(context, instruction.operand(1, n), lane)))));
+      memcpy(to, &sum, 4);
+    }
+  });
+}
+
 }  // namespace
 
 uint64_t new_global(size_t bytes) {
@@ -123,11 +139,17 @@ bool check_global(const Context& context, const Instruction& instruction, uint64
 }
 
 bool decode_memory(Opcode opcode, Instruction& instruction) {
+  if (opcode.text() == "red.global.add.v4.f32") {
+    instruction.space = Space::global;
+    instruction.destinations = 0;
+    instruction.execute = add;
+    return true;
+  }
   if (opcode.base() != "ld" && opcode.base() != "st") return false;
   const bool stores = opcode.base() == "st";
   if (opcode.take("global")) {
     instruction.space = Space::global;
-    if (!stores) opcode.take("nc");
+    if (!stores && !opcode.take("nc")) opcode.take("cg");  // caches are not modelled
   } else if (opcode.take("shared") || opcode.take("shared::cta")) {
     instruction.space = Space::shared;
   } else if (opcode.take("local")) {

@@ -1,5 +1,5 @@
-// Operations of all lanes of a warp: barriers, votes, shuffles, ldmatrix and mma (PTX ISA "shfl.sync", "vote.sync",
-// "bar", "ldmatrix", "Matrix Fragments for mma.m16n8k16").
+// Operations of all lanes of a warp: barriers, votes, shuffles, ldmatrix, stmatrix and mma (PTX ISA "shfl.sync",
+// "vote.sync", "bar", "ldmatrix", "stmatrix", "Matrix Fragments for mma.m16n8k16").
 #include <cstring>
 #include "dev/ptx/decode.h"
 #include "dev/ptx/floats.h"
@@ -76,6 +76,18 @@ void load_matrices(Context& context, const Instruction& instruction, Mask mask) 
   }
 }
 
+// The other way, never transposed.
+void store_matrices(Context& context, const Instruction& instruction, Mask mask) {
+  if (mask != ALL_LANES) notice("stmatrix without all lanes", context, instruction);
+  for (int lane = 0; lane < 8 * instruction.amount; lane++) {
+    const uint64_t to = address(context, instruction.operand(0), lane);
+    if (to % 16) notice("misaligned address", context, instruction);
+    if (!context.block.history.access(context, instruction, to, 16, true, lane)) continue;
+    const uint32_t* row = values<uint32_t>(context, instruction.operand(1, lane / 8)) + lane % 8 * 4;
+    memcpy(&context.block.shared[to], row, 16);
+  }
+}
+
 // D [16, 8] = A [16, 16] B [16, 8] + C
 void multiply(Context& context, const Instruction& instruction, Mask mask) {
   if (mask != ALL_LANES) notice("mma without all lanes", context, instruction);
@@ -146,12 +158,15 @@ bool decode_warp(Opcode opcode, Instruction& instruction) {
     instruction.execute = no_operation;
     return true;
   }
-  if (base == "ldmatrix") {
+  if (base == "ldmatrix" || base == "stmatrix") {
+    const bool stores = base == "stmatrix";
     if (!opcode.take("sync") || !opcode.take("aligned") || !opcode.take("m8n8")) return false;
     instruction.amount = opcode.take("x4") ? 4 : opcode.take("x2") ? 2 : opcode.take("x1") ? 1 : 0;
-    instruction.variant = opcode.take("trans");
+    instruction.variant = !stores && opcode.take("trans");
+    instruction.destinations = stores ? 0 : 1;
     if (!opcode.take("shared") && !opcode.take("shared::cta")) return false;
-    return instruction.amount && opcode.take("b16") && opcode.done() && together(load_matrices, -1);
+    return instruction.amount && opcode.take("b16") && opcode.done() &&
+           together(stores ? store_matrices : load_matrices, -1);
   }
   if (text == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") return together(multiply, -1);
   return false;

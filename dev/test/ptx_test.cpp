@@ -18,8 +18,8 @@ namespace {
 using Results = std::array<uint64_t, ptx::LANES>;
 
 // Runs instructions in one warp and returns every lane's %rd0. %r0 is the lane; %rd1 points to four words of global
-// memory, 4 lane + 1, + 2, + 3, + 4, and %r1 to room for them in shared memory.
-Results run(const std::string& instructions) {
+// memory, 4 lane + 1, + 2, + 3, + 4, and %r1 to room for them in shared memory. Of several blocks all write results.
+Results run(const std::string& instructions, uint32_t blocks = 1) {
   std::map<std::string, std::unique_ptr<ptx::Kernel>> kernels;
   ptx::parse_module(R"(
     .visible .entry corner(.param .u64 in, .param .u64 out) {
@@ -36,7 +36,7 @@ Results run(const std::string& instructions) {
   uint64_t in = ptx::new_global(4 * words.size()), out = ptx::new_global(sizeof results);
   memcpy(reinterpret_cast<void*>(in), words.data(), 4 * words.size());
   void* arguments[] = {&in, &out};
-  ptx::run_kernel(*kernels.at("corner"), {1, 1, 1}, {ptx::LANES, 1, 1}, arguments, 0);
+  ptx::run_kernel(*kernels.at("corner"), {blocks, 1, 1}, {ptx::LANES, 1, 1}, arguments, 0);
   memcpy(&results, reinterpret_cast<void*>(out), sizeof results);
   ptx::free_global(in), ptx::free_global(out);
   return results;
@@ -55,6 +55,13 @@ uint64_t result(const std::string& opcode, const std::string& registers, const s
     list += ", " + name(n);
   }
   return run(moves + opcode + " " + list + "; cvt.u64.u" + bits(0) + "%rd0, " + name(0) + ";")[0];
+}
+
+std::string notices_in(const std::string& instructions, uint32_t blocks = 1) {
+  testing::internal::CaptureStderr();
+  run(instructions, blocks);
+  ptx::take_notices();
+  return testing::internal::GetCapturedStderr();
 }
 
 std::string error_in(const std::string& instructions) {
@@ -175,6 +182,42 @@ TEST(PtxCorners, CopiesWhoseSourceIsIgnored) {
     EXPECT_EQ(cut[lane], 0);
   }
   EXPECT_EQ(ptx::take_notices(), 0);
+}
+
+// Register n of lane l is 100 n + l: lane 8 n + r stores row r of matrix n, which lanes 4 r to 4 r + 3 have.
+TEST(PtxCorners, StmatrixStoresRowsOfLanes) {
+  const std::string registers =
+      "add.s32 %r2, %r0, 0; add.s32 %r3, %r0, 100; add.s32 %r4, %r0, 200; add.s32 %r5, %r0, 300; "
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2, %r3, %r4, %r5}; ";
+  const Results third = run(registers + "ld.shared.u32 %r6, [%r1+8]; cvt.u64.u32 %rd0, %r6;");
+  for (uint64_t lane = 0; lane < ptx::LANES; lane++) EXPECT_EQ(third[lane], lane / 8 * 100 + lane % 8 * 4 + 2) << lane;
+  EXPECT_EQ(ptx::take_notices(), 0);
+  expect_has(notices_in(registers + "xor.b32 %r6, %r1, 16; ld.shared.u64 %rd0, [%r6];"),
+             {"race in shared memory: read of what another lane wrote"});
+  expect_has(error_in("setp.lt.u32 %p0, %r0, 16; mov.u32 %r2, 0; "
+                      "@%p0 stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2, %r2, %r2, %r2};"),
+             {"lanes that wait for each other", "stmatrix"});
+  expect_has(notices_in("mov.u64 %rd0, 0; mov.u32 %r2, 0; and.b32 %r1, %r1, 0xfffffeff; "
+                        "stmatrix.sync.aligned.m8n8.x2.shared.b16 [%r1+4], {%r2, %r2};"),
+             {"misaligned address", "stmatrix"});
+  expect_has(error_in("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%r1], {%r2, %r2, %r2, %r2};"), {"is not known"});
+}
+
+TEST(PtxCorners, AdditionsOfFourFloats) {
+  auto floats = [](int word) {  // 1.5, 1.5, and subnormal numbers before and behind the addition
+    return "mov.b32 %r2, 0x3fc00000; mov.b32 %r3, 0x80000001; st.global.v4.b32 [%rd1], {%r2, %r2, %r3, %r3}; "
+           "red.global.add.v4.f32 [%rd1], {%r2, %r3, %r2, %r3}; ld.global.cg.v4.u32 {%r4, %r5, %r6, %r7}, [%rd1]; "
+           "cvt.u64.u32 %rd0, %r" +
+           std::to_string(4 + word) + ";";
+  };
+  const uint64_t sums[4] = {0x40400000, 0x3fc00000, 0x3fc00000, 0x80000000};  // 3, 1.5, 1.5, -0
+  for (int word = 0; word < 4; word++) EXPECT_EQ(run(floats(word))[31], sums[word]) << word;
+  EXPECT_EQ(ptx::take_notices(), 0);
+  expect_has(notices_in("mov.b32 %r2, 0; red.global.add.v4.f32 [%rd1], {%r2, %r2, %r2, %r2}; mov.u64 %rd0, 0;", 2),
+             {"race in global memory: another block wrote this: red.global.add.v4.f32"});
+  expect_has(notices_in("mov.u64 %rd0, 0; mov.u32 %r2, 0; setp.lt.u32 %p0, %r0, 31; "
+                        "@%p0 red.global.add.v4.f32 [%rd1+4], {%r2, %r2, %r2, %r2};"),
+             {"misaligned address: @%p0 red.global.add.v4.f32"});
 }
 
 TEST(PtxCorners, ConstantsThatNvccNeverWritesAreRefused) {
