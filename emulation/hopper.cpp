@@ -263,6 +263,8 @@ void check_operand(TileOperand bits, bool rows, int n, const Site& site) {
   if (bits >> 62 != 1 || (bits & 0x3fffc000c000c000))
     reject(site, "%016llx is not an operand", static_cast<unsigned long long>(bits));
   if (o.start & 0x380) reject(site, "an operand begins in the middle of 8 rows");
+  if (!rows && o.start % TILE_ROW_BYTES)
+    reject(site, "an operand of columns begins at column %zu of a tile", o.start % TILE_ROW_BYTES / sizeof(bf16));
   if (end / TILE_ROW_BYTES * TILE_ROW_BYTES > here.shared_bytes)  // rounded down: it may begin inside its first row
     reject(site, "an operand ends at byte %zu of %zu of dynamic shared memory", end, here.shared_bytes);
 }
@@ -275,7 +277,7 @@ CPU_NO_TSAN inline void widen(const Bytes16& chunk, float* to) {
 
 // A's columns k .. k + 15, which one product uses.
 CPU_NO_TSAN void gather_a(Engine& e, const Started& s, int k) {
-  if (s.product.from_registers) {
+  if (s.product.left == Left::registers) {
     for (int t = 0; t < WARPGROUP; t += 4) {  // four lanes have two rows
       Bytes16 upper[2], lower[2];
       const unsigned* const* r = s.registers + t;
@@ -283,6 +285,16 @@ CPU_NO_TSAN void gather_a(Engine& e, const Started& s, int k) {
       int row = t / WARP * 16 + t % WARP / 4;
       for (int i = 0; i < 2; ++i) widen(upper[i], &e.a[row][k + 8 * i]), widen(lower[i], &e.a[row + 8][k + 8 * i]);
     }
+  } else if (s.product.left == Left::columns) {
+    Operand o(s.product.a);
+    for (int row = 0; row < rows_of_a; row += 8)
+      for (int i = 0; i < 2; ++i) {
+        Bytes16 m[8];
+        size_t start = o.start + size_t(i) * o.stride + size_t(row * 2);
+        for (int j = 0; j < 8; ++j) m[j] = read_row(chunk_at(start + size_t(j * TILE_ROW_BYTES)));
+        transpose8(m);
+        for (int j = 0; j < 8; ++j) widen(m[j], &e.a[row + j][k + 8 * i]);
+      }
   } else {
     Operand o(s.product.a);
     for (int row = 0; row < rows_of_a; ++row)
@@ -295,7 +307,7 @@ CPU_NO_TSAN void gather_a(Engine& e, const Started& s, int k) {
 // B's rows k .. k + 15, 64 columns from `column`.
 CPU_NO_TSAN void gather_b(Engine& e, const Product& p, int k, int column) {
   Operand o(p.b);
-  if (p.from_registers) {
+  if (p.left != Left::rows) {
     size_t start = o.start + size_t(column / TILE_COLUMNS) * o.leading;
     for (int row = 0; row < 16; ++row)
       for (int n = 0; n < TILE_COLUMNS; n += 8)
@@ -344,8 +356,7 @@ CPU_NO_TSAN int execute_groups(Warpgroup& group, unsigned newest) {
     const Started* s = &group.products[size_t(done)];
     int steps = 1;
     auto continues = [&](const Started& next) CPU_NO_TSAN {
-      if (!next.product.add || next.product.columns != s->product.columns ||
-          next.product.from_registers != s->product.from_registers)
+      if (!next.product.add || next.product.columns != s->product.columns || next.product.left != s->product.left)
         return false;
       for (int t = 0; t < WARPGROUP; ++t)
         if (next.d[t] != s->d[t]) return false;
@@ -388,8 +399,8 @@ void start_product(const Product& p, float* d, const unsigned* registers, const 
     reject(site, "no wgmma_fence() since the last wait");
   if (me.started == group.started) {
     check_complete(site);
-    if (!p.from_registers) check_operand(p.a, true, rows_of_a, site);
-    check_operand(p.b, !p.from_registers, p.columns, site);
+    if (p.left != Left::registers) check_operand(p.a, p.left == Left::rows, rows_of_a, site);
+    check_operand(p.b, p.left == Left::rows, p.columns, site);
     if (group.products.size() == size_t(group.started)) group.products.emplace_back();
     Started& fresh = group.products[size_t(group.started++)];
     fresh.product = p, fresh.site = site, fresh.group = me.committed;
@@ -543,6 +554,52 @@ TileOperand rows_operand(const void* tile, const char* file, int line) {
 TileOperand columns_operand(const void* tile, int tile_bytes, const char* file, int line) {
   check_tile(tile, 1, {"columns_operand", file, line});
   return operand(tile, tile_bytes >> 4);
+}
+
+namespace {
+
+struct StoreMatrix {
+  const unsigned* operand;
+  bf16* tile;
+  int row, column;
+  Bytes16 part;  // of the operand: a row of one of its 8 x 8 matrices, which this lane stores
+};
+
+void check_floats(const float* global, const Site& site) {
+  if (reinterpret_cast<uintptr_t>(global) % 16) reject(site, "the address %p is not a multiple of 16", global);
+  if (place_of(global) < here.shared_bytes) reject(site, "the address is in shared memory, not in global");
+}
+
+}  // namespace
+
+void store_operand(bf16* tile, int row, int column, const unsigned (&operand)[4], const char* file, int line) {
+  Site site{"store_operand", file, line};
+  if (row < 0 || column < 0 || column % 8 || column > TILE_COLUMNS - 16)
+    reject(site, "row %d, column %d; rows begin at 0, and a column is a multiple of 8 up to %d", row, column,
+           TILE_COLUMNS - 16);
+  check_tile(tile, size_t(row + 16) * TILE_ROW_BYTES, site);
+  StoreMatrix mine{operand, tile, row, column, {}};
+  meet(site.what, file, line, mine, [&](StoreMatrix** all) CPU_NO_TSAN {
+    for (int i = 0; i < warp_size; ++i)
+      if (all[i]->tile != tile || all[i]->row != row || all[i]->column != column)
+        reject(site, "the lanes of the warp give different places");
+    for (int g = 0; g < 8; ++g) {  // ldmatrix_serve's other way
+      StoreMatrix** lane = all + 4 * g;
+      transpose(lane[0]->operand, lane[1]->operand, lane[2]->operand, lane[3]->operand, all[g]->part.x,
+                all[8 + g]->part.x, all[16 + g]->part.x, all[24 + g]->part.x);
+    }
+  });
+  int lane = self->lane;
+  write_row(reinterpret_cast<char*>(tile + tile_place(row + lane % 16, column + lane / 16 * 8)), mine.part);
+}
+
+void add_in_l2(float* to, const float (&x)[4], const char* file, int line) {
+  check_floats(to, {"add_in_l2", file, line});
+  for (int i = 0; i < 4; ++i) to[i] += x[i];
+}
+Pack<float> load_from_l2(const float* from, const char* file, int line) {
+  check_floats(from, {"load_from_l2", file, line});
+  return load16(from);
 }
 
 CPU_NO_TSAN void cpu::fence_products() { my_place(my_warpgroup()).fenced = true; }

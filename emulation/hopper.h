@@ -38,15 +38,22 @@ template <int N> inline void registers_shrink() { static_assert(N >= 24 && N <= 
 // As on a GPU, with addresses counted from the beginning of the dynamic shared memory.
 TileOperand rows_operand(const void* tile, CPU_SITE);
 TileOperand columns_operand(const void* tile, int tile_bytes, CPU_SITE);
+void store_operand(bf16* tile, int row, int column, const unsigned (&operand)[4], CPU_SITE);
+
+// Plain accesses, so that TSan reports threads that nothing orders.
+void add_in_l2(float* to, const float (&x)[4], CPU_SITE);
+Pack<float> load_from_l2(const float* from, CPU_SITE);
 
 namespace cpu {
 
-// D [64, columns] = or += A B by the calling thread's warpgroup; A from registers if there are any (then B has its
-// columns in rows of tiles), else from a tile.
+// D [64, columns] = or += A B by the calling thread's warpgroup. A is rows or columns of a tile, or in registers; B is
+// rows of tiles if A is, else columns.
+enum class Left : char { rows, columns, registers };
 struct Product {
   TileOperand a, b;
   int columns;
-  bool add, from_registers;
+  bool add;
+  Left left;
   bool operator==(const Product&) const = default;
 };
 void start_product(const Product&, float* d, const unsigned* registers, const char* file, int line);
@@ -71,9 +78,12 @@ inline void wgmma_wait(cpu::Registers = {}, cpu::Registers = {}, cpu::Registers 
 }
 template <int TILES> inline void wgmma(float (&d)[TILES][4], TileOperand a, TileOperand b, bool add, CPU_SITE) {
   static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
-  cpu::start_product({a, b, TILES * 8, add, false}, d[0], nullptr, file, line);
+  cpu::start_product({a, b, TILES * 8, add, cpu::Left::rows}, d[0], nullptr, file, line);
 }
 template <int TILES> inline void wgmma(float (&d)[TILES][4], const unsigned (&a)[4], TileOperand b, CPU_SITE) {
   static_assert(TILES == 8 || TILES == 16, "N is 64 or 128");
-  cpu::start_product({0, b, TILES * 8, true, true}, d[0], a, file, line);
+  cpu::start_product({0, b, TILES * 8, true, cpu::Left::registers}, d[0], a, file, line);
+}
+inline void wgmma_columns(float (&d)[8][4], TileOperand a, TileOperand b, bool add, CPU_SITE) {
+  cpu::start_product({a, b, 64, add, cpu::Left::columns}, d[0], nullptr, file, line);
 }

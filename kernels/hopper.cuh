@@ -1,7 +1,7 @@
 // The portability header's second part, for kernels that are written for Hopper (sm_90a): the copy engine (TMA),
-// barriers in shared memory (mbarrier), products of a warpgroup (wgmma). As in gpu.cuh a GPU gets PTX and the CPU layer
-// (emulation/hopper.h) does the same thread by thread. Sources: PTX ISA 8.7, sections 9.7.9.25 (tensor copies),
-// 9.7.13.15 (mbarrier), 9.7.15 (wgmma) and 5.5 (tensor maps).
+// barriers in shared memory (mbarrier), products of a warpgroup (wgmma), additions in the L2 (red). As in gpu.cuh a GPU
+// gets PTX and the CPU layer (emulation/hopper.h) does the same thread by thread. Sources: PTX ISA 8.7, sections
+// 9.7.9.25 (tensor copies), 9.7.13.15 (mbarrier), 9.7.15 (wgmma) and 5.5 (tensor maps).
 //
 // A *tile* is a number of rows of 64 bf16 in shared memory, 128 bytes a row, at a multiple of 1024 bytes. The 16-byte
 // chunk c of row r is stored at chunk c ^ (r % 8) of the row, where the copy engine writes it and wgmma reads it. Wider
@@ -140,7 +140,8 @@ __device__ inline void bulk_load(void* shared, const void* global, int bytes, Mb
                "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(&barrier))
                : "memory");
 }
-// Comes between a thread's stores to shared memory and the copy engine or wgmma that reads them, before a barrier.
+// Comes between a thread's stores to shared memory (store_operand's too) and the copy engine or wgmma that reads them,
+// before a barrier.
 __device__ inline void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- warpgroups
@@ -178,9 +179,19 @@ __device__ inline TileOperand tile_operand(const void* tile) {
 // Rows of a tile as rows of A or as columns of B; the sum is over 16 columns of the tile.
 __device__ inline TileOperand rows_operand(const void* tile) { return tile_operand(tile) | TileOperand(1) << 16; }
 // 16 rows of tiles as B: columns of the tiles are columns of B. tile_bytes: distance to the tile with the next 64
-// columns.
+// columns. As A (wgmma_columns) 16 rows of one tile, whose 64 columns are rows of A.
 __device__ inline TileOperand columns_operand(const void* tile, int tile_bytes) {
   return tile_operand(tile) | TileOperand(tile_bytes >> 4) << 16;
+}
+
+// A warp stores a left operand in its registers, 16 x 16, to rows from `row` on and columns from `column` on of a tile.
+// column: a multiple of 8, at most 48.
+__device__ inline void store_operand(bf16* tile, int row, int column, const unsigned (&operand)[4]) {
+  int lane = threadIdx.x % WARP;
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(tile + tile_place(row + lane % 16, column + lane / 16 * 8))),
+               "r"(operand[0]), "r"(operand[1]), "r"(operand[2]), "r"(operand[3])
+               : "memory");
 }
 
 // The compiler computes x before the next asm statement and does not read it before the last one.
@@ -251,10 +262,35 @@ template <int TILES> __device__ inline void wgmma(float (&d)[TILES][4], const un
                  "{%64, %65, %66, %67}, %68, add, 1, 1, 1;}"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+// A and B are columns of tiles, so the sum is over 16 rows of them; N is 64. d += if `add`, else d =.
+__device__ inline void wgmma_columns(float (&d)[8][4], TileOperand a, TileOperand b, bool add) {
+  asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " WGMMA_32_REGISTERS "%32, %33, add, 1, 1, 1, 1;}"
+               : THIRTY_TWO(d, 0) : "l"(a), "l"(b), "r"(int(add)));
+}
 #undef FOUR
 #undef THIRTY_TWO
 #undef WGMMA_32_REGISTERS
 #undef WGMMA_64_REGISTERS
 // clang-format on
+
+// ---- sums in global memory, whose place is the L2: nothing waits for an addition there
+
+// to[i] += x[i], rounded to nearest; subnormal numbers count as 0. to: a multiple of 16 bytes. Each float is added by
+// itself; where threads add to the same one, barriers must order them, or its bits depend on who is first.
+__device__ inline void add_in_l2(float* to, const float (&x)[4]) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(x[0]),
+               "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+// Four floats (from: a multiple of 16 bytes) as additions left them: a multiprocessor's L1 may hold older ones.
+__device__ inline Pack<float> load_from_l2(const float* from) {
+  Pack<float> x;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
+  return x;
+}
 
 #endif

@@ -4,10 +4,15 @@
 # if not.
 set -u
 build=${1:?usage: dev/test/planted_bugs_ptx.sh BUILD_DIR}
-program=$build/test_attention
-[ -x "$program" ] || { echo "planted_bugs_ptx.sh: $program is not there; build it with make check-ptx." >&2; exit 1; }
+for program in attention hopper_operands; do
+  [ -x "$build/test_$program" ] ||
+    { echo "planted_bugs_ptx.sh: $build/test_$program is not there; build it with make check-ptx." >&2; exit 1; }
+done
 
+declare -A tests=([attention]=AttentionTest/2.EqualKeys:AttentionTest/3.EqualKeys:AttentionTest/3.Causal
+                  [hopper_operands]='*Multiplied:*L2')
 wrong='error .* is above|nan'
+# Kernels of hopper_operands_test.cu are in its program, all others in test_attention.
 # bug | kernel | what | becomes | which line (0: each) | must be printed
 bugs="
 no_proxy_fence         | forward_hopper | fence.proxy.async.shared::cta;            |                    | 1 | without fence.proxy.async
@@ -30,21 +35,29 @@ weak_copy_wait         | forward_tensor | cp.async.wait_group 1;                
 no_barrier_after_copy  | forward_tensor | bar.sync 0;                               |                    | 0 | race in shared memory|copy under way
 other_register_counts  | forward_hopper | setmaxnreg.inc.sync.aligned.u32 240;      | setmaxnreg.inc.sync.aligned.u32 241; | 1 | multiples of 8
 unknown_modifier       | forward_hopper | ex2.approx.ftz.f32                        | ex2.approx.sat.f32 | 1 | ex2.approx.sat.f32 is not known .* in kernel .*forward_hopper
+no_fence_after_store   | store_and_multiply | fence.proxy.async.shared::cta;        |                    | 2 | without fence.proxy.async
+half_a_stmatrix        | store_and_multiply | (stmatrix.*) | {.reg .pred p; setp.lt.u32 p, %laneid, 16; @p \$1} | 1 | lanes that wait for each other
+shifted_stmatrix       | store_and_multiply | (stmatrix.*)\[(%r[0-9]+)\]            | \$1[\$2+8]         | 1 | misaligned address
+straight_left          | store_and_multiply | add, 1, 1, 1, 1;                      | add, 1, 1, 0, 1;   | 1 | $wrong
+shifted_red            | add_rounds     | (red.*)\[(%rd[0-9]+)\]                    | \$1[\$2+4]         | 1 | misaligned address: red
+blocks_add_to_the_same | add_rounds     | mov.u32 (.*), %ctaid.x;                   | mov.u32 \$1, 0;    | 1 | another block (wrote|read) this: red
 "
 
-attention() { # $1: the bug to plant; prints the program's output
-  PTX_ASYNC=late PTX_MUTATE=$1 timeout 120 "$program" --gtest_brief=1 \
-    --gtest_filter='AttentionTest/2.EqualKeys:AttentionTest/3.EqualKeys:AttentionTest/3.Causal' 2>&1
+run() { # $1: the program, $2: the bug to plant; prints the program's output
+  PTX_ASYNC=late PTX_MUTATE=$2 timeout 120 "$build/test_$1" --gtest_brief=1 --gtest_filter="${tests[$1]}" 2>&1
 }
 failed=0
-clean=$(attention '') && ! grep -q '^ptx: ' <<< "$clean" ||
-  { echo "planted_bugs_ptx.sh: without a bug: $clean" >&2; failed=1; }
+for program in "${!tests[@]}"; do
+  clean=$(run "$program" '') && ! grep -q '^ptx: ' <<< "$clean" ||
+    { echo "planted_bugs_ptx.sh: without a bug: $clean" >&2; failed=1; }
+done
 planted=0
 trim() { sed 's/^ *//; s/ *$//' <<< "$1"; }
 while IFS='|' read -r bug kernel what becomes which pattern; do
   [ -n "$bug" ] || continue
   planted=$((planted + 1))
-  found=$(attention "$(trim "$kernel")/$(trim "$what")/$(trim "$becomes")/$(trim "$which")")
+  case $(trim "$kernel") in store_and_* | add_*) program=hopper_operands ;; *) program=attention ;; esac
+  found=$(run $program "$(trim "$kernel")/$(trim "$what")/$(trim "$becomes")/$(trim "$which")")
   status=$?
   if [ $status = 0 ] || ! grep -q '^ptx: planted' <<< "$found" || ! grep -Eqi "$(trim "$pattern")" <<< "$found"; then
     echo "planted_bugs_ptx.sh: $(trim "$bug") was not noticed (exit $status, expected \"$(trim "$pattern")\"):" >&2

@@ -167,6 +167,31 @@ template <bool bug> __global__ void miss_sync_before_wgmma(float* x) {
   tile[threadIdx.x] = from_float<bf16>(d[0][0]);  // the products are done, by whichever thread
   x[threadIdx.x] = d[0][0];
 }
+template <bool half, bool unordered> __device__ void multiply_stored(float* x) {
+  DYNAMIC_SHARED(bf16, tile);
+  unsigned operand[4] = {};
+  for (int k = 0; k < 4; ++k)
+    if (!half || threadIdx.x % WARP < 16) store_operand(tile, threadIdx.x / WARP * 16, k * 16, operand);
+  async_proxy_fence();
+  if (!unordered) __syncthreads();
+  float d[8][4];
+  wgmma_fence();
+  wgmma_columns(d, columns_operand(tile, 0), columns_operand(tile, 0), false);
+  wgmma_commit();
+  wgmma_wait<0>(d);
+  x[threadIdx.x] = d[0][0];
+}
+template <bool bug> __global__ void half_warp_before_wgmma(float* x) { multiply_stored<bug, false>(x); }
+template <bool bug> __global__ void miss_sync_of_stored_before_wgmma(float* x) { multiply_stored<false, bug>(x); }
+
+template <bool bug> __global__ void add_misaligned(float* x) {
+  if (threadIdx.x == 0) add_in_l2(x + (bug ? 1 : 4), {1, 2, 3, 4});
+}
+// Additions to the same floats: which thread is first decides the bits.
+template <bool bug> __global__ void add_unordered(float* x) {
+  if (threadIdx.x < n / 4) add_in_l2(bug ? x : x + 4 * threadIdx.x, {1, 2, 3, 4});
+}
+
 template <bool bug> __global__ void miss_wgmma_wait(float* x) {
   DYNAMIC_SHARED(bf16, tile);
   float d[8][4] = {};
@@ -208,6 +233,10 @@ constexpr Bug bugs[] = {
     BUG(store_tile),
     BUG(miss_sync_before_wgmma),
     BUG(miss_wgmma_wait),
+    BUG(half_warp_before_wgmma),
+    BUG(miss_sync_of_stored_before_wgmma),
+    BUG(add_misaligned),
+    BUG(add_unordered),
 };
 
 }  // namespace

@@ -15,7 +15,9 @@ diverge                      kernel diverge, block .*divergent barrier.*$place.*
 exit_early                   kernel exit_early, block .*1 returned
 lock_up                      kernel lock_up, block .*(deadlock|diverge).*$place.*$place
 miss_expect                  kernel miss_expect, block .*deadlock.*mbarrier_wait.*$place
-miss_wgmma_wait              kernel miss_wgmma_wait, block .*wgmma .*$place.*products under way"
+miss_wgmma_wait              kernel miss_wgmma_wait, block .*wgmma .*$place.*products under way
+half_warp_before_wgmma       kernel half_warp_before_wgmma, block .*deadlock.*store_operand.*$place
+add_misaligned               kernel add_misaligned, block .*add_in_l2.*$place.*multiple of 16"
 asan="
 write_global                 $overflow
 read_global                  $overflow
@@ -34,7 +36,9 @@ update_unsynchronised        $race
 miss_sync_after_init         $race
 miss_mbarrier_wait           $race
 miss_release                 $race
-miss_sync_before_wgmma       $race"
+miss_sync_before_wgmma       $race
+miss_sync_of_stored_before_wgmma $race
+add_unordered                $race"
 
 expected=$any_build
 case "$build" in

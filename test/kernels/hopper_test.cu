@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 #include "test/kernels/tensor_core.h"
+#include "test/kernels/warpgroup.h"
 #include "test/support/compare.h"
 #include "test/support/device.h"
 #include "test/support/error_of.h"
@@ -212,12 +213,6 @@ TEST_F(Hopper, NamedBarriersDoNotWaitForOthers) {
 
 constexpr int ROWS = 64, DEPTH = 64;  // of A
 
-// Where part i of tile n of a thread's sums is, in a matrix of `columns` columns.
-__device__ int sum_place(int n, int i, int columns) {
-  int t = threadIdx.x % WARPGROUP, lane = t % WARP;
-  return (t / WARP * 16 + lane / 4 + i / 2 * 8) * columns + n * 8 + lane % 4 * 2 + i % 2;
-}
-
 // d (+)= a b with a [64, 64] and b [64, 8 TILES], given as b^T where A is in shared memory.
 template <int TILES, bool FROM_REGISTERS> __global__ void multiply(float* d, const bf16* a, const bf16* b, bool add) {
   constexpr int N = 8 * TILES;
@@ -254,12 +249,6 @@ template <int TILES, bool FROM_REGISTERS> __global__ void multiply(float* d, con
     for (int i = 0; i < 4; i++) d[sum_place(n, i, N)] = sums[n][i];
 }
 
-template <class X> std::vector<X> transposed(const std::vector<X>& x, size_t columns) {
-  std::vector<X> y(x.size());
-  for (size_t i = 0; i < x.size(); i++) y[i % columns * (x.size() / columns) + i / columns] = x[i];
-  return y;
-}
-
 // b [64, n] here; d must hold its old value if add.
 template <int TILES, bool FROM_REGISTERS>
 std::vector<float> product(const std::vector<bf16>& a, const std::vector<bf16>& b, std::vector<float> d, bool add) {
@@ -268,21 +257,6 @@ std::vector<float> product(const std::vector<bf16>& a, const std::vector<bf16>& 
   DeviceArray<bf16> left(a), right(FROM_REGISTERS ? b : transposed(b, n));
   LAUNCH((multiply<TILES, FROM_REGISTERS>), 1, WARPGROUP, (ROWS + n) * TILE_ROW_BYTES, nullptr, sums, left, right, add);
   return sums.download();
-}
-
-// d[i][j] = start[i][j] + sum over k of a[i][k] b[k][j]
-template <class P>
-std::vector<typename P::real> product_reference(const std::vector<typename P::real>& a,
-                                                const std::vector<typename P::real>& b,
-                                                const std::vector<typename P::real>& start, size_t n, size_t depth) {
-  std::vector<typename P::real> d = start;
-  for (size_t i = 0; i < d.size() / n; i++)
-    for (size_t j = 0; j < n; j++) {
-      auto left = [&](int k) { return a[i * depth + size_t(k)]; };
-      auto right = [&](int k) { return b[size_t(k) * n + j]; };
-      d[i * n + j] = add_all<P>(d[i * n + j], int(depth), left, right);
-    }
-  return d;
 }
 
 template <int TILES, bool FROM_REGISTERS> void check_products() {
