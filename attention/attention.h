@@ -75,14 +75,19 @@ inline size_t bias_floats(const AttentionShape& s) { return size_t(s.B) * s.H * 
 // OUTPUTS, a vector of D floats per row).
 int attention_statistics(const AttentionSettings& settings, int D);
 
-// Bytes: 32 per row (b, h, t), with the rows of a head rounded up to 128, so linear in T.
-size_t attention_backward_workspace(const AttentionShape& shape);
+// The name of the family that would run the call on this device, if all arrays are aligned as cudaMalloc() does.
+template <class T> const char* attention_family(const AttentionCall<T>& call);
+
+// Bytes: 32 per row (b, h, t), with the rows of a head rounded up to 128, so linear in T; and what the kernels of
+// attention_family() ask for (BackwardWorkspace::dq_sums).
+template <class T> size_t attention_backward_workspace(const AttentionCall<T>& call);
 
 // What is where in that workspace. The sums stay for those who read them after attention_backward().
 struct BackwardWorkspace {
   float* row_values;    // [Policy::ROW_VALUES][B, H, pitch]: what the kernels read of each row (KernelShape)
   float* learned_sums;  // [KindRow::learned][B, H, T], in the end of that space: over a query's keys, of gradients
   float *dz_by_query, *dz_by_key;  // [B, H, T], with a bias: over a query's keys, or a key's queries, of dz_ij
+  float* dq_sums;                  // of kernels that have dQ in parts (hopper/backward_heads.cuh)
 };
 BackwardWorkspace backward_workspace(void* workspace, const AttentionSettings& settings, const AttentionShape& shape);
 

@@ -24,7 +24,7 @@ void check_built(Kind kind) {
 // The first of a kind's families, or the one with this name, that supports the call.
 template <class T> const Family<T>& family_for(const AttentionCall<T>& call, Addresses arrays) {
   for (const Family<T>& family : families_of<T>(call.settings.kind))
-    if (call.family ? !strcmp(call.family, family.name) : family.suits_device())
+    if (call.family ? !strcmp(call.family, family.name) : family.suits(call))
       if (family.supports(call, arrays)) return family;
   failure("attention: no %s kernels for %s, heads of %d channels%s, or these addresses and strides",
           call.family ? call.family : "suitable", kind_names[int(call.settings.kind)], call.shape.D,
@@ -83,7 +83,7 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
     AttentionCall<bf16> call{.settings = settings, .shape = {1, NO_WINDOW, 1, D}};
     const std::vector<Family<bf16>>& all = families_of<bf16>(settings.kind);
     return std::any_of(all.begin(), all.end(),
-                       [&](const Family<bf16>& f) { return f.suits_device() && f.supports(call, {}); });
+                       [&](const Family<bf16>& f) { return f.suits(call) && f.supports(call, {}); });
   };
   if (runs(D) && !fp32 && !diagnoses) return;
   int most = D;
@@ -106,15 +106,21 @@ int attention_statistics(const AttentionSettings& settings, int D) {
   return most;
 }
 
-size_t attention_backward_workspace(const AttentionShape& s) {
-  return size_t(ROW_VALUES_MOST + 2) * sizeof(float) * s.B * s.H * workspace_rows(s.T);
+static size_t workspace_of_rows(const AttentionShape& s) {
+  return size_t(ROW_VALUES_MOST + 2) * s.B * s.H * workspace_rows(s.T);  // floats
+}
+template <class T> const char* attention_family(const AttentionCall<T>& call) { return family_for<T>(call, {}).name; }
+
+template <class T> size_t attention_backward_workspace(const AttentionCall<T>& call) {
+  auto more = family_for<T>(call, {}).backward_workspace;
+  return workspace_of_rows(call.shape) * sizeof(float) + (more ? more(call.shape) : 0);
 }
 
 BackwardWorkspace backward_workspace(void* workspace, const AttentionSettings& settings, const AttentionShape& s) {
   float* row_values = static_cast<float*>(workspace);
   float* dz_by_query = row_values + size_t(ROW_VALUES_MOST) * s.B * s.H * workspace_rows(s.T);
   float* learned_sums = dz_by_query - kind_row(settings.kind).learned.size() * s.rows();
-  return {row_values, learned_sums, dz_by_query, dz_by_query + s.rows()};
+  return {row_values, learned_sums, dz_by_query, dz_by_query + s.rows(), row_values + workspace_of_rows(s)};
 }
 
 template <class T>
@@ -155,6 +161,8 @@ void attention_diagnose(float* statistics, const float* stats, const T* qkv, con
 #define INSTANTIATE(T)                                                                                             \
   template std::vector<Family<T>>& families_of(Kind);                                                              \
   template bool add_family(Kind, const Family<T>&);                                                                \
+  template const char* attention_family(const AttentionCall<T>&);                                                  \
+  template size_t attention_backward_workspace(const AttentionCall<T>&);                                           \
   template void attention_forward(T*, float*, const T*, const AttentionCall<T>&, bool);                            \
   template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionCall<T>&, \
                                    bool);                                                                          \

@@ -67,9 +67,10 @@ using Addresses = std::initializer_list<const void*>;
 
 // The kernels of a family for one kind.
 template <class T> struct Family {
-  const char* name = nullptr;        // for AttentionCall::family
-  int order = 0;                     // dispatch.cu tries families in rising order: the fastest is first
-  bool (*suits_device)() = nullptr;  // where not, they run only if they are asked for by name
+  const char* name = nullptr;  // for AttentionCall::family
+  int order = 0;               // dispatch.cu tries families in rising order: the fastest is first
+  // Whether they are the fastest of those behind them on this device; if not, they run only if asked for by name.
+  bool (*suits)(const AttentionCall<T>&) = nullptr;
   bool (*supports)(const AttentionCall<T>&, Addresses) = nullptr;  // the tensors of the call, for their addresses
   int saved = 0, vectors = 0;  // of a row in training: floats, and vectors of D floats
   void (*forward)(const ForwardCall<T>&) = nullptr;
@@ -77,6 +78,7 @@ template <class T> struct Family {
   void (*backward)(const BackwardCall<T>&) = nullptr;
   // The arguments of attention_diagnose(); may be missing.
   void (*diagnose)(float*, const float*, const T*, const AttentionCall<T>&, const KernelSettings&) = nullptr;
+  size_t (*backward_workspace)(const AttentionShape&) = nullptr;  // bytes of BackwardWorkspace::dq_sums; may be missing
   bool undoes_preparation = false;  // backward does what BackwardCall::preparation asks for, with heads of 64 or 128
 };
 

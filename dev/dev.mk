@@ -57,7 +57,7 @@ check-asan:                        ## kernels and readers under AddressSanitizer
 	@$(MAKE) BACKEND=cpu SAN=asan $(if $(FULL),,$(ASAN_PART)) sanitizer-tests
 check-tsan:                        ## what has threads under ThreadSanitizer; planted races must be found
 	@$(MAKE) BACKEND=cpu SAN=tsan $(if $(FULL),,$(TSAN_PART)) sanitizer-tests
-LONG_tsan := comm spared portability cpu_layer data gate hopper attention kernels matmul model
+LONG_tsan := comm spared portability cpu_layer data gate hopper hopper_operands attention kernels matmul model
 WATCHED := $(or $(if $(FULL),$(LONG_$(SAN):%=$(BUILD)/test_%)),$(TESTS))
 sanitizer-tests: $(WATCHED) $(BUILD)/planted_bugs $(if $(filter asan,$(SAN)),$(FUZZERS:%=$(BUILD)/replay_%))
 	@bash test/support/run.sh $(BUILD) $(WATCHED)
@@ -66,8 +66,8 @@ $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS) 
 # PTX_ARCH=80: what Ampere gets of it. The rest of the programs, and the long tests, with FULL=1.
 PTX_ARCH ?= 90
 override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
-PTX_TESTS := ptx $(if $(filter 90a,$(ARCH)),hopper hopper_turns) tensor_core attention maths kernels gate prepare \
-  matmul $(if $(FULL),model)
+PTX_TESTS := ptx $(if $(filter 90a,$(ARCH)),hopper hopper_operands hopper_turns hopper_heads) tensor_core attention \
+  maths kernels gate prepare matmul $(if $(FULL),model)
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
 	@if [ -n "$(HAVE_NVCC)" ]; then \

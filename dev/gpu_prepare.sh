@@ -16,7 +16,7 @@ case "${1:-}" in
   -*) echo "gpu_prepare.sh: unknown argument \"$1\" (--help)" >&2; exit 2 ;;
 esac
 folder=${1:-.visit} build=build/visit
-programs=(train bench_{step,kernels,attention} test_{hopper,attention,kernels,matmul,gate,prepare})
+programs=(train bench_{step,kernels,attention} test_{hopper{,_operands,_heads},attention,kernels,matmul,gate,prepare})
 make BACKEND=cuda ARCH="${ARCH:-90}" WITH_PTX= HEAD_DIM="64 128" ATTN="softmax lssar" NCCL=0 BUILD=$build \
   "${programs[@]/#/$build/}"
 rm -rf "$folder"

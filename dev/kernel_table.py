@@ -84,13 +84,14 @@ def readable(names):
 
 def title(name):
   """softmax, D 64, forward: what a kernel of attention is called in the tables; others keep their name."""
-  found = re.match(r"attention_(forward|backward_keys|backward_queries)_(hopper_)?(?:tensor_)?kernel"
+  found = re.match(r"attention_(forward|backward_(?:keys|queries|heads))_(hopper_)?(?:tensor_)?kernel"
                    r"<(?:bf16, )?(?:\w+Of<score_)?(\w+)[<,].*Tile<(\d+)", name)
   if not found:
     return name
   power = re.search(r"FixedPower<(\d+)>|(AnyPower)", name)
   parts = [found[3].lower() + (" " + (power[1] or "any") if power else ""), "D " + found[4],
-           {"forward": "forward", "backward_keys": "dK dV", "backward_queries": "dQ"}[found[1]]]
+           {"forward": "forward", "backward_keys": "dK dV", "backward_queries": "dQ",
+            "backward_heads": "backward of whole heads"}[found[1]]]
   policy = name.split("Tile<")[0]
   parts += ["evaluation"] * (", false>" in policy) + ["window"] * (" Window," in name) + ["bias"] * (" Biased," in name)
   return ", ".join(parts + ["mma.sync"] * (not found[2]))
@@ -129,7 +130,7 @@ def count_table(path, arch, only):
           passes[re.sub("dK dV|dQ", "backward", name)].append((scores, loop))
   bounds = []
   for name, loops in passes.items():
-    if "backward" in name and not loops[1:]:
+    if "backward" in name and "of whole heads" not in name and not loops[1:]:
       continue
     cycles = sum(max(loop["cycles"].values()) / scores for scores, loop in loops)
     flops = (10 if "backward" in name else 4) * int(re.search(r", D (\d+)", name)[1])

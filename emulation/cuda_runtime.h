@@ -134,7 +134,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);
 struct cudaDeviceProp {
   char name[256];
   size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
-  int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize;
+  int major, minor, multiProcessorCount, l2CacheSize, maxThreadsPerBlock, warpSize;
 };
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int device);
 cudaError_t cudaGetDeviceCount(int* count);

@@ -162,17 +162,24 @@ template <class Real> struct Buffers {
     size_t shared = plan.mark();  // evaluation happens between steps: it uses the memory of the step
     if (train) {
       training.plan(plan, config, N, true, "activations");
-      size_t Q = 0;
-      for (const LayerActivations<Real>& layer : training.layers) Q = std::max(Q, size_t(layer.columns.Q));
+      AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
+      size_t Q = 0, attention_bytes = prepare_backward_workspace(config.attention, attention);
+      for (int l = 0; l < m.layers; l++) {
+        Config::Layer layer = config.layer(l);
+        int columns = training.layers[l].columns.Q;
+        Q = std::max(Q, size_t(columns));
+        attention_bytes =
+            std::max(attention_bytes, attention_backward_workspace<Real>(
+                                          {.settings = layer.attention, .shape = attention, .qkv_stride = columns}));
+      }
       plan.add(&dx, N * C, "activation gradients");
       plan.add(&dnorm, N * C, "activation gradients");
       plan.add(&dwide, N * std::max(Q, F), "activation gradients");
       plan.add(&datt, N * A, "activation gradients");
-      AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
       size_t workspace_bytes =
           std::max({embedding_backward_workspace(int(N), m.channels), layernorm_backward_workspace(int(N), m.channels),
                     linear_bias_backward_workspace(int(N), int(std::max({Q, F, C, size_t(padded_outputs(config))}))),
-                    prepare_backward_workspace(config.attention, attention), attention_backward_workspace(attention)});
+                    attention_bytes});
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
       plan.rewind(shared);
     }

@@ -40,6 +40,20 @@ MemoryRows memory_rows(const Config& config, const ModelSize& size) {
   return rows;
 }
 
+// The families of attention's kernels that the layers take in training.
+template <class Real> static std::string attention_families(const Config& config) {
+  const Config::Model& m = config.model;
+  std::string names;
+  for (int l = 0; l < m.layers; l++) {
+    AttentionSettings settings = config.layer(l).attention;
+    std::string name = attention_family<Real>({.settings = settings,
+                                               .shape = {config.batch.micro, m.context, m.heads, m.head_dim},
+                                               .qkv_stride = qkv_columns(m, settings).Q});
+    if (names.find(name) == std::string::npos) names += (names.empty() ? "" : ", ") + name;
+  }
+  return names;
+}
+
 size_t total_bytes(const MemoryRows& rows) {
   size_t sum = 0;
   for (auto& [name, bytes] : rows) sum += bytes;
@@ -131,6 +145,11 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
     user_error("memory: this run does not fit on %s:\n%s%s  [%s]", device.name.c_str(), table.c_str(),
                what_fits(config, size, budget).c_str(), config.file.c_str());
   std::printf("memory\n%s", table.c_str());
+  if (training && !config.plan.plans_other_gpu())
+    std::printf(
+        "attention: the kernels of %s\n",
+        (config.precision == Precision::bf16 ? attention_families<bf16>(config) : attention_families<float>(config))
+            .c_str());
   return size;
 }
 

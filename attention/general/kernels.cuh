@@ -573,7 +573,7 @@ template <class T, class File> bool add_general_of(Kind kind) {
   using Policies = PolicyOf<File, FullMaths>;
   using Mask = std::conditional_t<on_cpu, Biased, Causal>;
   Family<T> f = {.name = "general", .order = 3};
-  f.suits_device = [] { return true; };
+  f.suits = [](const AttentionCall<T>&) { return true; };
   f.supports = [](const AttentionCall<T>& call, Addresses) { return on_cpu || !call.window_or_bias(); };
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<T>& c) {

@@ -15,10 +15,10 @@ struct BackwardArguments {
   const Preparation<bf16>& preparation;
 };
 
-// Keys and values are held, queries and dO stream past, from the diagonal on: dk = sum of dz q, dv = sum of P dO.
+// A consumer's work where keys and values are held, and queries and dO stream past: dk = sum of dz q, dv = sum of P dO.
 // Scores are computed transposed, with keys as rows.
-template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass<BackwardArguments, Mask, Tile> {
-  using Base = HopperPass<BackwardArguments, Mask, Tile>;
+template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys : HopperPass<Arguments, Mask, Tile> {
+  using Base = HopperPass<Arguments, Mask, Tile>;
   using Base::Base, Base::a, Base::stages, Base::turns, Base::mine, Base::tile, Base::block_row, Base::mask;
   static constexpr int N = Tile::N, ROW_VALUES = Policy::ROW_VALUES, STREAM = Tile::STREAM;
 
@@ -27,7 +27,7 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
   float z[N][4], dp[N][4], dk[Tile::DIM / 8][4], dv[Tile::DIM / 8][4], dz_sums[1][2] = {};
   unsigned p[Tile::K][4], dz[Tile::K][4];  // as left operands
 
-  static __device__ __forceinline__ void load(Stages<Tile>& stages, const BackwardArguments& a, const RowTile& tile) {
+  static __device__ __forceinline__ void load(Stages<Tile>& stages, const Arguments& a, const RowTile& tile) {
     int H = a.shape.H, b = tile.head / H, h = tile.head % H, row = tile.tile * Tile::HELD;
     const float* rows = a.rows + size_t(tile.head) * a.shape.row_pitch;
     stages.fetch_held(tile.number, 0, a.qkv, b, row, H + h);
@@ -39,25 +39,8 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
     }
   }
 
-  __device__ __forceinline__ void compute() {
-    auto query_tiles = mask.template query_tiles<STREAM>(block_row, Tile::HELD);
-    int own_row = block_row + mine.consumer * BOX;
-    int own_begin = mask.template query_tiles<STREAM>(own_row, BOX).begin;  // earlier queries see none of its keys
-    clear(dk), clear(dv);
-    stages.await_held(tile.number);
-
-    // Tiles that only the other consumer uses
-#pragma unroll 1
-    for (int i0 = query_tiles.begin; i0 < min(own_begin, query_tiles.stop); i0 += STREAM, stages.streamed += 2)
-      turns.skip(), stages.skip_pair(stages.streamed);
-
-    turns.begin();
-    for (int i0 = own_begin; i0 < query_tiles.stop; i0 += STREAM, stages.streamed += 2) step(i0);
-    turns.end();
-    store();
-  }
-
-  __device__ __forceinline__ void step(int i0) {
+  // p and dz = of the queries from i0 on, whose tile and dO's are the next two. Ends the turn in which it begins.
+  __device__ __forceinline__ void find_gradients(int i0) {
     // Scores and dP
     this->template begin<true>(z, i0);
     const bf16 *queries = stages.await(stages.streamed), *douts = stages.await(stages.streamed + 1);
@@ -98,15 +81,6 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
         if constexpr (Mask::ADDS) dz_sums[0][half] += pair_dz[0] + pair_dz[1];
       }
     });
-
-    // Sums for dv and dk
-    turns.begin();
-    wgmma_fence(dk, dv, p, dz);
-    start_sums<Tile>(dv, p, douts);
-    start_sums<Tile>(dk, dz, queries);
-    wgmma_commit();
-    wgmma_wait<0>(dk, dv, p, dz);
-    stages.free(stages.streamed), stages.free(stages.streamed + 1);
   }
   // f(n, row): for each n the row values of columns 8 n + 2 quad and the next.
   template <class F> __device__ __forceinline__ void for_columns(const float* row_values, F f) const {
@@ -121,14 +95,55 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HopperPass
     }
   }
 
+  // Starts the sums of the same tiles for dv and dk, without a commit. The caller waits for them and frees the tiles.
+  __device__ __forceinline__ void start_sums_of_step() {
+    start_sums<Tile>(dv, p, stages.slot(stages.streamed + 1));
+    start_sums<Tile>(dk, dz, stages.slot(stages.streamed));
+  }
+};
+
+// A kernel for dK and dV: from the diagonal on.
+template <class Policy, class Mask, class Tile> struct BackwardKeys : HeldKeys<BackwardArguments, Policy, Mask, Tile> {
+  using Base = HeldKeys<BackwardArguments, Policy, Mask, Tile>;
+  using Base::Base, Base::a, Base::stages, Base::turns, Base::mine, Base::tile, Base::block_row, Base::mask,
+      Base::STREAM, Base::keys, Base::values, Base::p, Base::dz, Base::dk, Base::dv;
+
+  __device__ __forceinline__ void compute() {
+    auto query_tiles = mask.template query_tiles<STREAM>(block_row, Tile::HELD);
+    int own_row = block_row + mine.consumer * BOX;
+    int own_begin = mask.template query_tiles<STREAM>(own_row, BOX).begin;  // earlier queries see none of its keys
+    clear(dk), clear(dv);
+    stages.await_held(tile.number);
+
+    // Tiles that only the other consumer uses
+#pragma unroll 1
+    for (int i0 = query_tiles.begin; i0 < min(own_begin, query_tiles.stop); i0 += STREAM, stages.streamed += 2)
+      turns.skip(), stages.skip_pair(stages.streamed);
+
+    turns.begin();
+    for (int i0 = own_begin; i0 < query_tiles.stop; i0 += STREAM, stages.streamed += 2) step(i0);
+    turns.end();
+    store();
+  }
+
+  __device__ __forceinline__ void step(int i0) {
+    Base::find_gradients(i0);
+    turns.begin();
+    wgmma_fence(dk, dv, p, dz);
+    Base::start_sums_of_step();
+    wgmma_commit();
+    wgmma_wait<0>(dk, dv, p, dz);
+    stages.free(stages.streamed), stages.free(stages.streamed + 1);
+  }
+
   // Results, through the buffers of keys and values
   __device__ __forceinline__ void store() {
     int H = a.shape.H, b = tile.head / H, h = tile.head % H, row = block_row + mine.consumer * BOX;
     store_rows<Tile>(a.dqkv, b, row, 2 * H + h, values, dv);
-    undo_preparation<Tile>(dk, a.preparation, keys, 1, b, h, block_row, a.shape);
+    undo_preparation<Tile>(dk, a.preparation, HeldRows<Tile>{keys}, 1, b, h, block_row, a.shape);
     store_rows<Tile>(a.dqkv, b, row, H + h, keys, dk);
     stages.free_held(tile.number);
-    Base::store_sums_of_dz(dz_sums);
+    Base::store_sums_of_dz(Base::dz_sums);
   }
 };
 
@@ -230,7 +245,7 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
   // The result, through the queries' buffer
   __device__ __forceinline__ void store() {
     int b = tile.head / a.shape.H, h = tile.head % a.shape.H;
-    undo_preparation<Tile>(dq, a.preparation, queries, 0, b, h, block_row, a.shape);
+    undo_preparation<Tile>(dq, a.preparation, HeldRows<Tile>{queries}, 0, b, h, block_row, a.shape);
     store_rows<Tile>(a.dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
     stages.free_held(tile.number);
     Base::store_sums_of_dz(dz_sums);

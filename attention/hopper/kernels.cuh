@@ -1,9 +1,10 @@
 // Attention for Hopper (sm_90a): every kind, heads of up to 128 channels in bf16, as in tensor/kernels.cuh (the same
 // policies, the same 7 products in the backward, no atomics), but with wgmma instead of mma.sync, the copy engine
 // instead of cp.async, and a producer instead of barriers of the block. While one consumer works on its scores, the
-// other's products run. Read tiles.cuh, roles.cuh, forward.cuh and backward.cuh, then the launchers here.
+// other's products run. Where there are many heads and they are short, the backward pass is one kernel with 5 products.
+// Read tiles.cuh, roles.cuh, forward.cuh, backward.cuh and backward_heads.cuh, then the launchers here.
 #pragma once
-#include "attention/hopper/backward.cuh"
+#include "attention/hopper/backward_heads.cuh"
 #include "attention/hopper/forward.cuh"
 
 namespace {
@@ -41,6 +42,10 @@ using KeysTile = HopperTile<
 template <class Policy, int DIM, class Mask>
 using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, BY_PLACE<Policy> && (Mask::ADDS || Policy::LEARNED)), 2, 0,
                                hopper_queries_in_turn(DIM, Policy::GRADIENT_REGISTERS)>;
+
+template <class Policy>
+using HeadsTile =
+    HopperTile<64, hopper_heads_size(Policy::FROM_WEIGHT), 2, Policy::ROW_VALUES, hopper_keys_in_turn(64), 2>;
 
 template <class Policy, class Mask, class Tile> void hopper_forward_by(const ForwardCall<bf16>& c) {
   KernelShape shape = kernel_shape<bf16>(c.call, {c.out, c.qkv});
@@ -88,7 +93,23 @@ template <class Policy, class Mask> void hopper_backward(const BackwardCall<bf16
   });
 }
 
-// ---- the family
+// ---- the backward pass by whole heads
+
+inline int hopper_heads_blocks(const AttentionShape& s, int spare = 0) {
+  return std::min(s.B * s.H, std::max(1, device_properties().multiProcessorCount - spare));
+}
+// Floor: 5 T^2 D FLOPs per head, and that is what it does.
+template <class Policy, class Mask> void hopper_heads_backward(const BackwardCall<bf16>& c) {
+  using Tile = HeadsTile<Policy>;
+  KernelShape shape = backward_shape(c);
+  write_row_values<bf16, Policy, Mask>(c, shape);
+  LAUNCH((attention_backward_heads_hopper_kernel<Policy, Mask, Tile>),
+         dim3(hopper_heads_blocks(shape, c.call.spare_multiprocessors)), dim3(Tile::THREADS), Tile::SHARED_BYTES,
+         c.call.stream, qkv_map(c.dqkv, shape), out_map(c.dout, shape), qkv_map(c.qkv, shape), c.workspace.dq_sums,
+         c.qkv, c.workspace.row_values, c.settings, shape, c.preparation);
+}
+
+// ---- the families
 
 // The copy engine needs heads that begin at multiples of 16 bytes, rows that are whole heads apart, and arrays at
 // multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's own header asks for 16).
@@ -102,7 +123,7 @@ template <class Policy> bool hopper_supports(const AttentionCall<bf16>& call, Ad
 template <class File> bool add_hopper(Kind kind) {
   using Policies = PolicyOf<File, FastMaths>;
   Family<bf16> f = {.name = "hopper", .order = 1};
-  f.suits_device = [] { return device_properties().major == 9; };
+  f.suits = [](const AttentionCall<bf16>&) { return device_properties().major == 9; };
   f.supports = hopper_supports<typename Policies::Usual>;
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<bf16>& c) {
@@ -116,7 +137,28 @@ template <class File> bool add_hopper(Kind kind) {
     with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { hopper_backward<Policy, Mask>(c); });
   };
   f.undoes_preparation = true;
-  return add_family(kind, f);
+  bool added = add_family(kind, f);
+  // Gradients of learned numbers are sums over a query's keys, and no thread there has all keys of a query.
+  if constexpr (Policies::Usual::LEARNED == 0) {
+    f.name = "hopper_heads", f.order = 0;
+    f.suits = [](const AttentionCall<bf16>& call) {
+      const cudaDeviceProp& device = device_properties();
+      return device.major == 9 && heads_suit(call.shape, device.multiProcessorCount, device.l2CacheSize);
+    };
+    f.supports = [](const AttentionCall<bf16>& call, Addresses arrays) {
+      return hopper_supports<typename Policies::Usual>(call, arrays) && call.shape.D <= 64 &&
+             call.settings.bias == Bias::none;
+    };
+    f.backward = [](const BackwardCall<bf16>& c) {
+      Policies::choose(c.settings, [&]<class Policy>() {
+        if (c.call.window_or_bias()) hopper_heads_backward<Policy, Window>(c);
+        else hopper_heads_backward<Policy, Causal>(c);
+      });
+    };
+    f.backward_workspace = [](const AttentionShape& s) { return heads_workspace(s, hopper_heads_blocks(s)); };
+    added = add_family(kind, f);
+  }
+  return added;
 }
 
 }  // namespace

@@ -52,21 +52,33 @@ template <class Tile> struct PingPong {
   __device__ __forceinline__ void skip() { begin(), end(); }
 };
 
+// f(row tile) for all tiles of this block's heads, each head's in ascending order.
+template <class Tile, class F> __device__ __forceinline__ void for_heads(const KernelShape& shape, F f) {
+  int number = 0;
+#pragma unroll 1
+  for (int head = blockIdx.x; head < anew(shape.H) * shape.B; head += gridDim.x)
+#pragma unroll 1
+    for (int tile = 0; tile * Tile::HELD < anew(shape.T); tile++) f(RowTile{head, tile, number++});
+}
+
 // Divides the block into its roles, for each of its row tiles: load() by the producer's warp, compute() by the
 // consumers, which get the registers of the producer's warpgroup.
 template <class Pass, class Arguments> __device__ __forceinline__ void run_roles(bf16* shared, const Arguments& a) {
   using Tile = typename Pass::Tile;
   Stages<Tile> stages(shared);
+  auto for_tiles = [&](auto f) {
+    if constexpr (Pass::WHOLE_HEADS) for_heads<Tile>(a.shape, f);
+    else for_row_tiles<Tile, typename Pass::Mask>(a.shape, f);
+  };
   if (threadIdx.x < WARPGROUP) {
     registers_shrink<Tile::PRODUCER_REGISTERS>();
     if (ConsumerThread().warp != 0) return;
-    for_row_tiles<Tile, typename Pass::Mask>(a.shape, [&](const RowTile& tile) { Pass::load(stages, a, tile); });
+    for_tiles([&](const RowTile& tile) { Pass::load(stages, a, tile); });
   } else {
     registers_grow<Tile::CONSUMER_REGISTERS>();
     ConsumerThread mine;
     PingPong<Tile> turns{stages.turns, mine.consumer};
-    for_row_tiles<Tile, typename Pass::Mask>(
-        a.shape, [&](const RowTile& tile) { Pass(a, stages, turns, mine, tile).compute(); });
+    for_tiles([&](const RowTile& tile) { Pass(a, stages, turns, mine, tile).compute(); });
   }
 }
 
@@ -74,6 +86,7 @@ template <class Pass, class Arguments> __device__ __forceinline__ void run_roles
 template <class Arguments, class Mask_, class Tile_> struct HopperPass {
   using Mask = Mask_;
   using Tile = Tile_;
+  static constexpr bool WHOLE_HEADS = false;  // a block takes whole heads, not row tiles of any
   const Arguments& a;
   Stages<Tile>& stages;
   PingPong<Tile>& turns;

@@ -3,6 +3,8 @@
 // held rows each. Tiles arrive in two kinds of shared memory:
 //   held    the rows that the block works for, [HELD_TENSORS][PARTS][HELD][64], two buffers: the next is filled early
 //   slots   a ring of streamed tiles [PARTS][STREAM][64]; tile number n of the block goes to slot n % SLOTS
+// Consumers may hand gradients of scores to each other in a third:
+//   dz      a ring of DZ_BUFFERS tiles [STREAM / 64][HELD][64], held keys as rows and queries as columns; one a step
 // Each buffer and each slot has two mbarriers, full and empty. Producer and consumers count the same tiles in the same
 // order, so a tile's number is all that they need to agree on.
 #pragma once
@@ -30,6 +32,8 @@ constexpr HopperSize hopper_keys_size(int width, int gradient_registers) {
   if (gradient_registers) return {64, 8};  // slopes of scores leave registers for 64 queries: 128 would spill
   return {128, 4};                         // z, dP, dk and dv take 192 registers of 240; half the waits of 64 queries
 }
+// Width 64. Weights that take the place of scores before dP is there leave registers for 128 queries: relu would spill.
+constexpr HopperSize hopper_heads_size(bool from_weight) { return {from_weight ? 128 : 64, from_weight ? 4 : 8}; }
 constexpr HopperSize hopper_queries_size(int width, bool few_registers) {
   if (width == 128) return {64, 6};   // 128 KB are held, as above
   if (few_registers) return {64, 8};  // the same ring
@@ -46,18 +50,20 @@ constexpr bool hopper_queries_in_turn(int width, bool gradient_registers) { retu
 
 // DIM: channels, 64 or 128; the copy engine pads heads that have fewer with zeros. STREAM: streamed rows at a time.
 // ROW_VALUES: floats per streamed row that arrive with every second tile (queries, in the kernel for dK and dV).
-template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0, bool IN_TURN_ = false> struct HopperTile {
+template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0, bool IN_TURN_ = false, int DZ_BUFFERS_ = 0>
+struct HopperTile {
   static constexpr int DIM = DIM_, STREAM = SIZE.stream, SLOTS = SIZE.slots;
-  static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_;
+  static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_, DZ_BUFFERS = DZ_BUFFERS_;
   static constexpr bool IN_TURN = IN_TURN_;
   static constexpr int CONSUMERS = 2, HELD = CONSUMERS * BOX, THREADS = (1 + CONSUMERS) * WARPGROUP;
   // A block begins with 168 for each thread; the producer must give back as many as the consumers take.
   static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (1 + CONSUMERS) * 168);
   static constexpr int PARTS = DIM / TILE_COLUMNS, N = STREAM / 8, K = STREAM / 16;
-  static constexpr int HELD_SIZE = HELD * DIM, SLOT_SIZE = STREAM * DIM;  // elements
-  static constexpr int TILES_SIZE = 2 * HELD_TENSORS * HELD_SIZE + SLOTS * SLOT_SIZE;
-  static constexpr int BARRIERS = 2 * (SLOTS + 2) + (IN_TURN ? CONSUMERS : 0);
+  static constexpr int HELD_SIZE = HELD * DIM, SLOT_SIZE = STREAM * DIM, DZ_SIZE = HELD * STREAM;  // elements
+  static constexpr int DZ_BEGIN = 2 * HELD_TENSORS * HELD_SIZE + SLOTS * SLOT_SIZE;
+  static constexpr int TILES_SIZE = DZ_BEGIN + DZ_BUFFERS * DZ_SIZE;
+  static constexpr int BARRIERS = 2 * (SLOTS + 2 + DZ_BUFFERS) + (IN_TURN ? CONSUMERS : 0);
   static constexpr size_t SHARED_BYTES =
       TILES_SIZE * sizeof(bf16) + SLOTS / 2 * ROW_VALUES * STREAM * sizeof(float) + BARRIERS * sizeof(Mbarrier);
   static_assert(DIM % TILE_COLUMNS == 0 && STREAM % BOX == 0 && SLOTS % 2 == 0);
@@ -66,7 +72,7 @@ template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0, boo
 
 template <class Tile> struct Stages {
   bf16* tiles;
-  Mbarrier *full, *empty, *held_full, *held_empty, *turns;
+  Mbarrier *full, *empty, *held_full, *held_empty, *turns, *dz_full, *dz_empty;
   int streamed = 0;  // tiles that this role has done with
 
   // Called by the whole block.
@@ -76,10 +82,13 @@ template <class Tile> struct Stages {
     held_full = empty + Tile::SLOTS;
     held_empty = held_full + 2;
     turns = held_empty + 2;
+    dz_full = turns + (Tile::IN_TURN ? Tile::CONSUMERS : 0);
+    dz_empty = dz_full + Tile::DZ_BUFFERS;
     if (threadIdx.x == 0) {
       for (int n = 0; n < Tile::SLOTS; n++) mbarrier_init(full[n], 1), mbarrier_init(empty[n], Tile::CONSUMERS * 4);
       for (int n = 0; n < 2; n++) mbarrier_init(held_full[n], 1), mbarrier_init(held_empty[n], Tile::CONSUMERS);
       for (int n = 0; Tile::IN_TURN && n < Tile::CONSUMERS; n++) mbarrier_init(turns[n], 4);
+      for (int n = 0; n < 2 * Tile::DZ_BUFFERS; n++) mbarrier_init(dz_full[n], Tile::CONSUMERS * 4);  // and dz_empty
       mbarrier_init_fence();
     }
     __syncthreads();
@@ -94,6 +103,9 @@ template <class Tile> struct Stages {
   __device__ __forceinline__ float* row_values(int number) const {
     return reinterpret_cast<float*>(tiles + Tile::TILES_SIZE) +
            number % Tile::SLOTS / 2 * Tile::ROW_VALUES * Tile::STREAM;
+  }
+  __device__ __forceinline__ bf16* dz(int number) const {
+    return tiles + Tile::DZ_BEGIN + number % Tile::DZ_BUFFERS * Tile::DZ_SIZE;
   }
 
   // The producer's side, called by its whole warp: values that are the same for all lanes then take none of its few
@@ -139,6 +151,23 @@ template <class Tile> struct Stages {
     free(number);
   }
   __device__ __forceinline__ void skip_pair(int number) const { skip(number), skip(number + 1); }
+  // A warp waits until all consumers have read dz `number` - DZ_BUFFERS, writes its part, says so, waits for the parts
+  // of others, and says when its products have read them.
+  __device__ __forceinline__ void await_dz_empty(int number) const {
+    mbarrier_wait(dz_empty[number % Tile::DZ_BUFFERS], (number / Tile::DZ_BUFFERS & 1) ^ 1);
+  }
+  __device__ __forceinline__ void dz_written(int number) const {
+    async_proxy_fence();
+    warp_sync();
+    if (threadIdx.x % WARP == 0) mbarrier_arrive(dz_full[number % Tile::DZ_BUFFERS]);
+  }
+  __device__ __forceinline__ bf16* await_dz(int number) const {
+    mbarrier_wait(dz_full[number % Tile::DZ_BUFFERS], number / Tile::DZ_BUFFERS & 1);
+    return dz(number);
+  }
+  __device__ __forceinline__ void free_dz(int number) const {
+    if (threadIdx.x % WARP == 0) mbarrier_arrive(dz_empty[number % Tile::DZ_BUFFERS]);
+  }
   // By a consumer's threads, after store_rows().
   __device__ __forceinline__ void free_held(int number) const {
     if (threadIdx.x % WARPGROUP == 0) mbarrier_arrive(held_empty[number % 2]);
@@ -218,12 +247,22 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[N / 2][4], cons
       keep_weights<bf16>(weights[n / 2], n, half, values[n][2 * half], values[n][2 * half + 1]);
 }
 
+// Where a thread has channels mine.column(n) and the next of row mine.row(half) in held rows.
+template <class Tile> struct HeldRows {
+  const bf16* held;
+  __device__ __forceinline__ const bf16* operator()(const ConsumerThread& mine, int n, int half) const {
+    const bf16* tile = held + n / 8 * Tile::HELD * TILE_COLUMNS;
+    return tile + tile_place(mine.row(0) % BOX, mine.column(n % 8)) + half * 8 * TILE_COLUMNS;  // rows 8 apart: alike
+  }
+};
+
 // In a thread's gradients of prepared rows of q (part 0) or k (1), undoes what prepare_forward() did, as
-// prepare_backward() does. held: the prepared rows. The head has DIM channels, so those that RoPE turns together, half
-// a head apart, belong to one thread. Rows from T on are never stored; they read the last row's values.
-template <class Tile>
+// prepare_backward() does. rows: the prepared rows, as HeldRows gives them. The head has DIM channels, so those that
+// RoPE turns together, half a head apart, belong to one thread. Rows from T on are never stored; they read the last
+// row's values.
+template <class Tile, class Rows>
 __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], const Preparation<bf16>& done,
-                                                 const bf16* held, int part, int b, int h, int block_row,
+                                                 const Rows& rows, int part, int b, int h, int block_row,
                                                  const KernelShape& shape) {
   constexpr int N = Tile::DIM / 8, HALF = N / 2;
   if (!done.undo) return;
@@ -248,9 +287,7 @@ __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], c
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const bf16* tile = held + n / 8 * Tile::HELD * TILE_COLUMNS;
-        int place = tile_place(mine.row(0) % BOX, mine.column(n % 8)) + half * 8 * TILE_COLUMNS;  // rows 8 apart: alike
-        prepared[n][half] = *reinterpret_cast<const Pair*>(tile + place);
+        prepared[n][half] = *reinterpret_cast<const Pair*>(rows(mine, n, half));
 #pragma unroll
         for (int c = 0; c < 2; c++) dots[half] += to_float(prepared[n][half].x[c]) * d[n][2 * half + c];
       }

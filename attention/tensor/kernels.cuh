@@ -377,7 +377,7 @@ template <class T, class Policy, class Mask> void tensor_backward(const Backward
 template <class File> bool add_tensor(Kind kind) {
   using Policies = PolicyOf<File, FastMaths>;
   Family<bf16> f = {.name = "tensor", .order = 2};
-  f.suits_device = [] { return !on_cpu; };
+  f.suits = [](const AttentionCall<bf16>&) { return !on_cpu; };
   f.supports = [](const AttentionCall<bf16>& call, Addresses) {
     return call.shape.D <= tensor_widths[std::size(tensor_widths) - 1];
   };

@@ -1,8 +1,8 @@
 // Attention alone: time of the evaluation forward, the training forward and the backward of each kind, as TFLOP/s of
 // the FlashAttention count (causal: 2 T^2 D per head forward, 2.5 times that backward, whatever a kind really needs),
 // and the share of the time that the work which the kind does need would take at the machine's ceilings.
-//   build/BACKEND/bench_attention [--threads N] [--kernels general|onednn|tensor|hopper] [--type fp32|bf16]
-//                                 [--json FILE] [KIND,...|all] [D,...] [T,...]
+//   build/BACKEND/bench_attention [--threads N] [--kernels FAMILY] [--type fp32|bf16] [--json FILE]
+//                                 [KIND,...|all] [D,...] [T,...]
 // On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two
 // heads. Medians of repeated runs on random data. On Hopper also the backward while another kernel holds as many
 // multiprocessors as collectives do, with the whole grid and with that many left free.
@@ -13,8 +13,7 @@ static Json rows = Json::array();
 
 template <class T>
 static void measure(const Ceilings& ceilings, Kind kind, const AttentionShape& shape, const std::string& family) {
-  AttentionCase<T> attention({.kind = kind}, shape);
-  if (!family.empty()) attention.call.family = family.c_str();
+  AttentionCase<T> attention({.kind = kind}, shape, family.empty() ? nullptr : family.c_str());
   constexpr bool is_bf16 = std::is_same_v<T, bf16>;
   auto [B, length, H, D] = shape;
   std::string name = kind_names[int(kind)];
@@ -70,8 +69,8 @@ class Held {
 
 static Json measure_beside(Kind kind) {
   constexpr int HELD = Comm::MULTIPROCESSORS;
-  AttentionCase<bf16> alone({.kind = kind}, {16, 1024, 12, 64}), spared({.kind = kind}, {16, 1024, 12, 64});
-  alone.call.family = spared.call.family = "hopper";
+  AttentionShape shape{16, 1024, 12, 64};
+  AttentionCase<bf16> alone({.kind = kind}, shape, "hopper"), spared({.kind = kind}, shape, "hopper");
   spared.call.spare_multiprocessors = HELD;
   alone.forward(true), spared.forward(true);
   auto ms = [](AttentionCase<bf16>& attention) { return 1e3 * seconds([&] { attention.backward(); }).median; };

@@ -137,15 +137,18 @@ inline double attention_flops(const AttentionShape& s, bool backward) {
 template <class T> struct AttentionCase {
   AttentionSettings settings;
   AttentionShape shape;
-  AttentionCall<T> call = {.settings = settings, .shape = shape, .context = shape.T};
+  AttentionCall<T> call;
   Arrays arrays;
   size_t elements = shape.out_size(), statistics = shape.rows() * attention_statistics(settings, shape.D);
   T *qkv = arrays.normal<T>(3 * elements, 0.5f), *out = arrays.normal<T>(elements), *dout = arrays.normal<T>(elements),
     *dqkv = arrays.normal<T>(3 * elements);
   float* stats = arrays.normal<float>(statistics + 1);
-  void* workspace = arrays.bytes(attention_backward_workspace(shape));
+  void* workspace = arrays.bytes(attention_backward_workspace(call));
 
-  AttentionCase(const AttentionSettings& settings, const AttentionShape& shape) : settings(settings), shape(shape) {}
+  AttentionCase(const AttentionSettings& settings, const AttentionShape& shape, const char* family = nullptr)
+      : settings(settings),
+        shape(shape),
+        call{.settings = this->settings, .shape = shape, .context = shape.T, .family = family} {}
   void forward(bool training) { attention_forward(out, stats, qkv, call, training); }
   void backward() { attention_backward(dqkv, dout, out, stats, qkv, workspace, call); }
   double forward_bytes(bool training) const { return 4.0 * elements * sizeof(T) + (training ? 4.0 * statistics : 0); }

@@ -6,7 +6,7 @@
 . dev/gpu/part.sh
 deadline=$((SECONDS + ${VISIT_SECONDS:-520}))
 . dev/gpu/steps.sh
-asked=${VISIT-tests steps ceiling products attention counters llm.c peers}
+asked=${VISIT-tests backward steps ceiling products attention counters llm.c peers}
 if [ -n "$rehearse" ]; then lengths=128 tiny=(--tiny)
 else lengths=1024,4096,16384 tiny=(); fi
 
@@ -29,8 +29,12 @@ fi
 for question in $asked; do
   case $question in
     tests)
-      for name in hopper attention kernels matmul gate prepare; do
-        step "test_$name" 60 passed "$build/test_$name" --gtest_brief=1
+      for program in "$build"/test_*; do step "${program##*/}" 60 passed "$program" --gtest_brief=1; done ;;
+    backward)  # one kernel beside two
+      step "50 runs of test_hopper_heads" 30 passed "$build/test_hopper_heads" --gtest_brief=1 --gtest_repeat=50
+      for kernels in hopper hopper_heads; do
+        step "attention by $kernels" 30 table "$build/bench_attention" --kernels "$kernels" softmax,lssar 64 \
+          "${lengths%,16384}" --json "$out/$kernels.json"
       done ;;
     steps) step steps 110 table "$build/bench_step" --variants softmax,lssar --json "$out/steps.json" ;;
     ceiling)

@@ -9,7 +9,7 @@ for program in attention hopper_operands; do
     { echo "planted_bugs_ptx.sh: $build/test_$program is not there; build it with make check-ptx." >&2; exit 1; }
 done
 
-declare -A tests=([attention]=AttentionTest/2.EqualKeys:AttentionTest/3.EqualKeys:AttentionTest/3.Causal
+declare -A tests=([attention]='AttentionTest/2.EqualKeys:AttentionTest/3.EqualKeys:AttentionTest/[34].Causal'
                   [hopper_operands]='*Multiplied:*L2')
 wrong='error .* is above|nan'
 # Kernels of hopper_operands_test.cu are in its program, all others in test_attention.
@@ -17,6 +17,7 @@ wrong='error .* is above|nan'
 bugs="
 no_proxy_fence         | forward_hopper | fence.proxy.async.shared::cta;            |                    | 1 | without fence.proxy.async
 no_proxy_fence_keys    | keys_hopper    | fence.proxy.async.shared::cta;            |                    | 0 | without fence.proxy.async
+no_proxy_fence_heads   | heads_hopper   | fence.proxy.async.shared::cta;            |                    | 1 | without fence.proxy.async
 no_wgmma_fence         | forward_hopper | wgmma.fence.sync.aligned;                 |                    | 0 | since wgmma.fence|before any wgmma.fence
 no_wgmma_wait          | forward_hopper | wgmma.wait_group.sync.aligned 0;          |                    | 1 | that products are adding to
 weak_wgmma_wait        | forward_hopper | (wgmma.wait_group.sync.aligned) 0;        | \$1 1;             | 1 | that products are adding to

@@ -349,7 +349,7 @@ exit $failed""")
     for mhz in 1500 1600 1700; do echo "now, $mhz MHz, 2600 MHz, 690.5 W, 60, SW power cap"; done
     echo "now, 300 MHz, 2600 MHz, 90 W, 30, idle"; exec sleep 60 ;;
   *) echo "H200, 580" ;; esac""")
-    for name, script in {"train": "", "test_hopper": 'echo "[  PASSED  ] 14 tests."', "test_attention": "exec sleep 60",
+    for name, script in {"train": "", "test_attention": 'echo "[  PASSED  ] 14 tests."', "test_hopper": "exec sleep 60",
                          "test_kernels": 'echo "x:9: Failure"; exit 1', "bench_step": 'echo "| lssar | 543,210 |"',
                          "train_gpt2cu": 'for n in 1 2 3 4 5 6 7; do echo "step $n | $n$n tok/s"; done'}.items():
       self.program("visit/" + name, script)
@@ -357,7 +357,7 @@ exit $failed""")
     self.assertNotIn("make was called", self.output)
     rows = re.findall(r"^\| visit \| (\S+) \| \d+ \| (.*?) \|", self.text_of("out/visit.md"), re.MULTILINE)
     self.assertEqual(rows[:5], [("steps", "1 lines of a table"), ("llm.c", "72 tokens/s, mean of 2 steps"),
-                                ("test_hopper", "14 tests."), ("test_attention", "STOPPED: "),
+                                ("test_attention", "14 tests."), ("test_hopper", "STOPPED: "),
                                 ("test_kernels", "STOPPED: no time was left")])
     self.assertRegex(self.output, r"\| clock above 400 W: 1500, 1600, 1700 MHz .*, at most 690 W, reasons .*power cap")
 

@@ -10,9 +10,11 @@ TEST(AttentionMemory, IsLinearInTheLength) {
   if (attention_is_built(s.kind)) {
     EXPECT_EQ(attention_statistics(s, 64), 1);
   }
-  size_t row = attention_backward_workspace({1, 1, 1, 1});
-  EXPECT_EQ(row, 32u * 128);  // rows are counted in 128s
-  EXPECT_EQ(attention_backward_workspace({3, 16384, 12, 64}), 32u * 3 * 16384 * 12);
+  auto workspace = [&](AttentionShape shape) {
+    return attention_backward_workspace<float>({.settings = s, .shape = shape, .family = "general"});
+  };
+  EXPECT_EQ(workspace({1, 1, 1, 1}), 32u * 128);  // rows are counted in 128s
+  EXPECT_EQ(workspace({3, 16384, 12, 64}), 32u * 3 * 16384 * 12);
 }
 
 // A family that does nothing but count its calls, added as CONTRIBUTING.md says: it runs where it suits the device and
@@ -23,7 +25,7 @@ TEST(AttentionDispatch, TakesTheFirstFamilyThatSupportsTheCall) {
   static int calls;
   static bool suits;
   Family<float> stub = {.name = "stub", .order = 0};
-  stub.suits_device = [] { return suits; };
+  stub.suits = [](const AttentionCall<float>&) { return suits; };
   stub.supports = [](const AttentionCall<float>& call, Addresses) {
     return call.shape.D == 16 && !call.window_or_bias();
   };

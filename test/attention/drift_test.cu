@@ -145,7 +145,7 @@ GradientDrifts drift_of_gradients(Kind kind, const char* family, TensorCore core
   for (size_t n = 0; n < dout.size(); n++) dout[n] = values.draw(int(n % D));
   DeviceArray<bf16> x(qkv), d(dout), out(shape.out_size()), dx(shape.qkv_size());
   DeviceArray<float> stats(attention_statistics(s, D) * shape.rows());
-  DeviceArray<char> workspace(attention_backward_workspace(shape));
+  DeviceArray<char> workspace(attention_backward_workspace(s.call<bf16>(shape)));
   attention_forward<bf16>(out, stats, x, s.call<bf16>(shape), true);
   attention_backward<bf16>(dx, d, out, stats, x, workspace, s.call<bf16>(shape));
   std::vector<bf16> got = dx.download();
@@ -200,7 +200,9 @@ class LongDrift : public testing::TestWithParam<const char*> {
     auto has_it = [](const auto& family) { return !strcmp(family.name, GetParam()); };
     for (Kind kind : kinds_of_the_tree())
       if (std::ranges::none_of(families_of<bf16>(kind), has_it)) GTEST_SKIP() << "built without some kinds (FULL=1)";
-    if (!on_cpu && !family_of<bf16>(Kind::softmax, GetParam()).suits_device()) GTEST_SKIP() << "for other devices";
+    AttentionSettings settings;
+    if (!on_cpu && !family_of<bf16>(Kind::softmax, GetParam()).suits({.settings = settings}))
+      GTEST_SKIP() << "for other devices";
   }
   TensorCore core() const {
     return GetParam() == std::string("hopper") ? TensorCore::of_wgmma() : TensorCore::of_mma();

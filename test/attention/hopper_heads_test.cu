@@ -1,0 +1,77 @@
+// The backward pass by whole heads (attention/hopper/backward_heads.cuh) beside the two kernels that it stands for, and
+// the choice between them. attention_test.cu compares both with float64.
+#include <gtest/gtest.h>
+
+#include "attention/hopper/backward_heads.cuh"
+#include "test/attention/attention_reference.h"
+
+static bool has_both(Kind kind) {
+  auto of = [&](const char* name) {
+    return std::ranges::any_of(families_of<bf16>(kind), [&](const auto& f) { return !strcmp(f.name, name); });
+  };
+  return of("hopper") && of("hopper_heads");
+}
+
+struct HopperHeads : HopperTest {};
+
+// dK and dV are the same products in the same order, and the same bits. dQ is a sum over products of 16 keys each, by
+// tiles of keys: in any order each of its T / 16 steps loses at most 17 / 2^25 of the largest partial sum, and a
+// rounding to float32 (test/kernels/tensor_core.h). Then both results are rounded to bf16.
+TEST_F(HopperHeads, GiveTheBitsOfTwoKernels) {
+  struct Case {
+    AttentionShape shape;
+    QkNorm norm;
+    bool rotate;
+  };
+  const std::vector<Case> cases = {{{1, 1, 1, 64}, QkNorm::none, true},  {{2, 128, 1, 64}, QkNorm::rms, true},
+                                   {{1, 129, 3, 64}, QkNorm::l2, false}, {{1, 300, 2, 40}, QkNorm::none, false},
+                                   {{3, 449, 1, 64}, QkNorm::l2, true},  {{1, 1100, 1, 64}, QkNorm::none, true}};
+  for (size_t k = 0; k < kind_names.size(); k++)
+    for (auto [shape, norm, rotate] : cases) {
+      if (!has_both(Kind(k))) continue;
+      AttentionSetup s{{.kind = Kind(k), .qk_norm = norm}};
+      std::string name = describe(s, shape);
+      std::vector<bf16> in = random_qkv<bf16>(shape, 1), dout = random_normal<bf16>(shape.out_size(), 2);
+      DeviceArray<bf16> qkv(in), d(dout), out(shape.out_size());
+      DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()), norms(2 * shape.rows());
+      DeviceArray<float2> angles(rope_table(shape.T, shape.D, 10000));
+      AttentionCall<bf16> call = s.call<bf16>(shape);
+      if (rotate) call.rope = angles;
+      if (norm != QkNorm::none) call.norms = norms;
+      prepare_forward<bf16>(qkv, call);
+      call.family = "hopper";
+      attention_forward<bf16>(out, stats, qkv, call, true);
+      auto gradients = [&](const char* family, bool undo) {
+        call.family = family;
+        DeviceArray<bf16> dqkv(shape.qkv_size());
+        DeviceArray<char> workspace(attention_backward_workspace(call));
+        attention_backward<bf16>(dqkv, d, out, stats, qkv, workspace, call, undo);
+        return dqkv.download();
+      };
+      for (bool undo : {false, true}) {
+        auto two = gradients("hopper", undo), one = gradients("hopper_heads", undo);
+        for (int part : {1, 2})
+          expect_same_bits(format("%s d%c", name.c_str(), "qkv"[part]), part_of(shape, one, part),
+                           part_of(shape, two, part));
+        if (undo) continue;  // channels are mixed
+        double terms[6] = {}, steps = 2 * (shape.T / 16 + shape.T / 128 + 2);
+        ref_attention_backward<Exact>(s, shape, widen<Exact>(qkv.download()), widen<Exact>(dout), {}, nullptr, terms);
+        auto x = part_of(shape, one, 0), y = part_of(shape, two, 0);
+        for (size_t n = 0; n < x.size(); n++) {
+          double rounding = 2 * unit_roundoff<bf16> * std::max(std::fabs(as_double(x[n])), std::fabs(as_double(y[n])));
+          ASSERT_NEAR(as_double(x[n]), as_double(y[n]), rounding + steps * (17.0 / (1 << 25) + 0x1p-23) * terms[0])
+              << name << " dq " << n;
+        }
+      }
+    }
+}
+
+// Many short heads take it; where blocks would wait for others, or the sums of dQ leave the L2, two kernels are faster.
+TEST(AttentionDispatch, TakesWholeHeadsWhereTheyAreFaster) {
+  EXPECT_TRUE(heads_suit({32, 1024, 12, 64}, 132, 50 << 20));
+  EXPECT_TRUE(heads_suit({11, 512, 12, 64}, 132, 50 << 20));   // a head for each block
+  EXPECT_FALSE(heads_suit({12, 512, 12, 64}, 132, 50 << 20));  // 144: a second round of 12
+  EXPECT_FALSE(heads_suit({4, 512, 12, 64}, 132, 50 << 20));
+  EXPECT_FALSE(heads_suit({32, 2048, 12, 64}, 132, 50 << 20));
+  EXPECT_FALSE(heads_suit({1, 16384, 12, 64}, 132, 50 << 20));
+}
