@@ -5,8 +5,8 @@
 #   bash dev/gpu_prepare.sh [FOLDER]
 #   bash dev/gpu_session.sh --prepared FOLDER visit     there, in a copy of this tree with FOLDER
 #
-# ARCH is the GPU's architecture (90: H100, H200); EXTRA names further programs to take along: llm.c's train_gpt2cu is
-# timed beside ours. CPPFLAGS and LDFLAGS reach make.
+# ARCH is the GPU's architecture (90: H100, H200); EXTRA names further files to take along: llm.c's train_gpt2cu is
+# timed beside ours, and the part runs needs shards. PROGRAMS="train": fewer programs. CPPFLAGS and LDFLAGS reach make.
 # shellcheck disable=SC2086  # a list of words
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +16,9 @@ case "${1:-}" in
   -*) echo "gpu_prepare.sh: unknown argument \"$1\" (--help)" >&2; exit 2 ;;
 esac
 folder=${1:-.visit} build=build/visit
-programs=(train bench_{step,kernels,attention} test_{hopper{,_operands,_heads},attention,kernels,matmul,gate,prepare})
+read -ra programs <<< "${PROGRAMS:-}"
+[ ${#programs[@]} -gt 0 ] ||
+  programs=(train bench_{step,kernels,attention} test_{hopper{,_operands,_heads},attention,kernels,matmul,gate,prepare})
 make BACKEND=cuda ARCH="${ARCH:-90}" WITH_PTX= HEAD_DIM="64 128" ATTN="softmax lssar" NCCL=0 BUILD=$build \
   "${programs[@]/#/$build/}"
 rm -rf "$folder"

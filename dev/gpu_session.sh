@@ -5,7 +5,7 @@
 #   [OUT=gpu_out] [COMMIT=abc123] bash dev/gpu_session.sh [--train GLOB --val GLOB] [--tokens 26214400] PART...
 #   bash dev/gpu_session.sh --rehearse PART...     the same, small, with the CPU build: does everything run? Into
 #                                                  gpu_rehearsal, or OUT
-#   bash dev/gpu_session.sh --prepared FOLDER visit  with programs that dev/gpu_prepare.sh built on another machine
+#   bash dev/gpu_session.sh --prepared FOLDER visit|runs  with programs that dev/gpu_prepare.sh built on another machine
 #
 #   first      if there are only ten minutes: the trainer alone, ten steps of GPT-2 124M in bf16; then every kernel's
 #              tests, dry runs, make bench QUICK=1; an archive with all that a reader elsewhere needs to mend the code
@@ -66,8 +66,8 @@ esac
 case "$rehearse:$prepared:${parts[*]}" in
   1:*) ;;
   ::*visit*) stop "visit needs --prepared FOLDER: bash dev/gpu_prepare.sh, without a GPU, makes it" ;;
-  ::* | :*:visit) ;;
-  *) stop "--prepared goes with the part visit alone: the others build" ;;
+  ::* | :*:visit | :*:runs) ;;
+  *) stop "--prepared goes with visit or runs alone: the other parts build" ;;
 esac
 [ -z "$prepared" ] || [ -x "$prepared/train" ] ||
   stop "--prepared: $prepared has no train: bash dev/gpu_prepare.sh $prepared, elsewhere, makes it"

@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# Trains GPT-2 124M for equal tokens with four kinds of attention, evaluated before the first step and after the last.
+# Trains GPT-2 124M for equal tokens with four kinds of attention, evaluated before the first step and after the last;
+# with prepared programs, those of softmax and LSSAR.
 . dev/gpu/part.sh
 . scripts/lib/common.sh
-make BUILD="$build" "$build/train" || { note "the build failed"; exit 1; }
-variants=softmax,softmax_qknorm,lssar,lssar_softplus_gated picture=()
+variants=softmax,lssar picture=()
+if [ -z "$prepared" ]; then
+  make BUILD="$build" "$build/train" || { note "the build failed"; exit 1; }
+  variants=softmax,softmax_qknorm,lssar,lssar_softplus_gated
+fi
 python=$(find_python 2>/dev/null) && picture=(--picture "$out/runs.png")
 if [ -n "$rehearse" ]; then
   config=configs/quickstart.json batch=2048 tokens=4096

@@ -6,7 +6,7 @@
 . dev/gpu/part.sh
 deadline=$((SECONDS + ${VISIT_SECONDS:-520}))
 . dev/gpu/steps.sh
-asked=${VISIT-tests backward steps ceiling products attention counters llm.c peers}
+asked=${VISIT-tests backward steps ceiling products attention counters llm.c choices peers}
 if [ -n "$rehearse" ]; then lengths=128 tiny=(--tiny)
 else lengths=1024,4096,16384 tiny=(); fi
 
@@ -55,6 +55,13 @@ for question in $asked; do
         step llm.c 60 rate "$build/train_gpt2cu" -i "$train_shards" -j "$val_shards" -e d12 -b 64 -t 1024 -d 524288 \
           -r 0 -z 0 -v 0 -s 0 -h 0 -x 25
       fi ;;
+    choices)  # of cuBLASLt's algorithms: measured, or the heuristic's first with its epilogues or with ours
+      for first in measured fused plain; do
+        export PLUSGPT_FIRST_PRODUCT=$first
+        [ "$first" != measured ] || unset PLUSGPT_FIRST_PRODUCT
+        step "steps, choice $first" 60 table "$build/bench_step" --variants softmax --json "$out/steps_$first.json"
+      done
+      unset PLUSGPT_FIRST_PRODUCT ;;
     peers)
       [ -z "$torch_python" ] || step "PyTorch's LSSAR" 170 last_line "$torch_python" dev/bench_peers.py \
         "${tiny[@]}" --ours "$build" --only LSSAR --minutes 2.6 --out "$out/peers_lssar.json" ;;
