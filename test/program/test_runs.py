@@ -29,7 +29,8 @@ class WritesNothing(Workspace):
     before = self.files()
     done = self.ok("--dry-run")
     self.assertRegex(done.stdout + done.stderr, "(?i)parameters")
-    self.assertRegex(done.stdout, r"\n  in all .* in reserve; micro batch 2 \(up to 4 fits\)\n")
+    self.assertRegex(done.stdout, r"\n  in all .* in reserve; micro batch 2 \(up to 4 fits\)\n"
+                                  r"attention: the kernels of general\n")
     self.assertRegex(self.ok("--dry-run", batch__micro=None).stdout, r" in reserve; micro batch 4\n")
     self.nothing_new(before)
     done = self.ok("--print-config", "--set", "optimizer.beta2=0.99")
