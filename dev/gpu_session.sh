@@ -69,6 +69,8 @@ case "$rehearse:$prepared:${parts[*]}" in
   ::* | :*:visit | :*:runs) ;;
   *) stop "--prepared goes with visit or runs alone: the other parts build" ;;
 esac
+[ ! -f "$prepared/programs.tar.xz" ] || tar -xJf "$prepared/programs.tar.xz" -C "$prepared" ||
+  stop "--prepared: $prepared/programs.tar.xz cannot be unpacked there"
 [ -z "$prepared" ] || [ -x "$prepared/train" ] ||
   stop "--prepared: $prepared has no train: bash dev/gpu_prepare.sh $prepared, elsewhere, makes it"
 folder=gpu_out

@@ -353,6 +353,8 @@ exit $failed""")
                          "test_kernels": 'echo "x:9: Failure"; exit 1', "bench_step": 'echo "| lssar | 543,210 |"',
                          "train_gpt2cu": 'for n in 1 2 3 4 5 6 7; do echo "step $n | $n$n tok/s"; done'}.items():
       self.program("visit/" + name, script)
+    subprocess.run("tar -cJf programs.tar.xz train bench_step && rm train bench_step", shell=True, check=True,
+                   cwd=self.path("visit"))
     self.session("--prepared", self.path("visit"), "visit", code=1, VISIT="steps llm.c tests", VISIT_SECONDS="20")
     self.assertNotIn("make was called", self.output)
     rows = re.findall(r"^\| visit \| (\S+) \| \d+ \| (.*?) \|", self.text_of("out/visit.md"), re.MULTILINE)
