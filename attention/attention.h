@@ -1,8 +1,8 @@
-// Causal attention: the two calls that the trainer makes. README.md has the equations, settings.h the settings.
-// qkv is [B, T, 3, H, D], with rows (b, t) of qkv and dqkv AttentionCall::qkv_stride apart, and out [B, T, H, D],
-// contiguous. Scores are q_i . k_j with q and k as they are in qkv: prepare.cuh has already
-// applied rotation, norms and the row scale, and divided q by KindRow::unit. Memory is linear in the length; results
-// are the same bits in every run, without atomics. Tensors are float or bf16; sums are taken in float32.
+// Causal attention: the two calls that the trainer makes. README.md has the equations, settings.h the settings. qkv is
+// [B, T, 3, H, D], with rows (b, t) of qkv and dqkv AttentionCall::qkv_stride apart, and out [B, T, H, D], contiguous.
+// Scores are q_i . k_j with q and k as in qkv: prepare.cuh has already applied rotation, norms and the row scale, and
+// divided q by KindRow::unit. Memory is linear in the length, and results are the same bits in every run. Tensors are
+// float or bf16; sums are taken in float32.
 #pragma once
 #include <bit>
 #include <cstddef>

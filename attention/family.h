@@ -69,7 +69,7 @@ using Addresses = std::initializer_list<const void*>;
 template <class T> struct Family {
   const char* name = nullptr;  // for AttentionCall::family
   int order = 0;               // dispatch.cu tries families in rising order: the fastest is first
-  // Whether they are the fastest of those behind them on this device; if not, they run only if asked for by name.
+  // Whether they are the fastest for this call on this device; if not, they run only if they are asked for by name.
   bool (*suits)(const AttentionCall<T>&) = nullptr;
   bool (*supports)(const AttentionCall<T>&, Addresses) = nullptr;  // the tensors of the call, for their addresses
   int saved = 0, vectors = 0;  // of a row in training: floats, and vectors of D floats

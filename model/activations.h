@@ -165,12 +165,11 @@ template <class Real> struct Buffers {
       AttentionShape attention = {micro, m.context, m.heads, m.head_dim};
       size_t Q = 0, attention_bytes = prepare_backward_workspace(config.attention, attention);
       for (int l = 0; l < m.layers; l++) {
-        Config::Layer layer = config.layer(l);
+        AttentionSettings settings = config.layer(l).attention;
         int columns = training.layers[l].columns.Q;
+        AttentionCall<Real> call{.settings = settings, .shape = attention, .qkv_stride = columns};
         Q = std::max(Q, size_t(columns));
-        attention_bytes =
-            std::max(attention_bytes, attention_backward_workspace<Real>(
-                                          {.settings = layer.attention, .shape = attention, .qkv_stride = columns}));
+        attention_bytes = std::max(attention_bytes, attention_backward_workspace(call));
       }
       plan.add(&dx, N * C, "activation gradients");
       plan.add(&dnorm, N * C, "activation gradients");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <string>
 
 #include "base/text.h"
@@ -40,18 +41,19 @@ MemoryRows memory_rows(const Config& config, const ModelSize& size) {
   return rows;
 }
 
-// The families of attention's kernels that the layers take in training.
-template <class Real> static std::string attention_families(const Config& config) {
+// Which families of attention's kernels the layers take in training.
+template <class Real> static std::string families_text(const Config& config) {
   const Config::Model& m = config.model;
-  std::string names;
+  std::set<std::string> names;
   for (int l = 0; l < m.layers; l++) {
     AttentionSettings settings = config.layer(l).attention;
-    std::string name = attention_family<Real>({.settings = settings,
-                                               .shape = {config.batch.micro, m.context, m.heads, m.head_dim},
-                                               .qkv_stride = qkv_columns(m, settings).Q});
-    if (names.find(name) == std::string::npos) names += (names.empty() ? "" : ", ") + name;
+    AttentionShape shape{config.batch.micro, m.context, m.heads, m.head_dim};
+    names.insert(
+        attention_family<Real>({.settings = settings, .shape = shape, .qkv_stride = qkv_columns(m, settings).Q}));
   }
-  return names;
+  std::string text = "attention: the kernels of";
+  for (const std::string& name : names) text += " " + name;
+  return text;
 }
 
 size_t total_bytes(const MemoryRows& rows) {
@@ -146,10 +148,7 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
                what_fits(config, size, budget).c_str(), config.file.c_str());
   std::printf("memory\n%s", table.c_str());
   if (training && !config.plan.plans_other_gpu())
-    std::printf(
-        "attention: the kernels of %s\n",
-        (config.precision == Precision::bf16 ? attention_families<bf16>(config) : attention_families<float>(config))
-            .c_str());
+    std::puts((config.precision == Precision::bf16 ? families_text<bf16> : families_text<float>)(config).c_str());
   return size;
 }
 

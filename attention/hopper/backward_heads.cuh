@@ -12,9 +12,9 @@ inline size_t heads_workspace(const AttentionShape& s, int blocks) {
   return sizeof(float) * blocks * workspace_rows(s.T) * TILE_COLUMNS;
 }
 
-// Whether this kernel is expected to be faster than two. By counts (dev/bench/LOG.md) it takes 0.76 of their time, if
-// its blocks have heads nearly all the time and the sums of dQ stay in the L2 with room for tiles. Multiprocessors that
-// are spared for other kernels do not count: the workspace is planned before.
+// Whether this kernel is expected to be faster than two. By counts (dev/bench/LOG.md) it takes 0.76 of their time: so
+// its blocks must have heads for a larger share of the time. And the sums of dQ must stay in the L2, where tiles need
+// room too. Multiprocessors that are spared for other kernels do not count: the workspace is planned without them.
 inline bool heads_suit(const AttentionShape& s, int multiprocessors, int l2_bytes) {
   int heads = s.B * s.H, rounds = (heads + multiprocessors - 1) / multiprocessors;
   return heads >= 0.85 * rounds * multiprocessors && heads_workspace(s, multiprocessors) <= 0.75 * l2_bytes;
@@ -32,8 +32,9 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
   using Base::Base, Base::a, Base::stages, Base::turns, Base::mine, Base::tile, Base::block_row, Base::mask,
       Base::STREAM, Base::keys, Base::values, Base::p, Base::dz, Base::dk, Base::dv;
   static constexpr bool WHOLE_HEADS = true;
-  // Of 128 streamed queries each consumer has dQ of 64. Of 64 one has all: the first of the tile's first 64.
-  static constexpr bool BY_TURNS = STREAM == BOX;
+  // Of 128 streamed queries each consumer has dQ of 64. Of 64 one has all: the first, if they are the first half of the
+  // 128 queries that share a tile of sums.
+  static constexpr bool ONE_HAS_DQ = STREAM == BOX;
   static constexpr int PITCH = Tile::CONSUMERS * WARPGROUP * 4;  // floats from four of a thread to its next four
   static_assert(Tile::DIM == TILE_COLUMNS && Tile::DZ_BUFFERS == 2);
 
@@ -46,39 +47,38 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
     turns.begin();
     step<true>(block_row);
     for (int i0 = block_row + STREAM; i0 < stop; i0 += STREAM) step<false>(i0);
-    start_dq(number() - 1, last);
+    start_dq(step_number() - 1, last);
     turns.end();
-    finish_dq(number() - 1, last);
+    finish_dq(step_number() - 1, last);
     store();
   }
 
   // dQ of a step is multiplied in the next one: by then the other consumer has written its dz, and nothing waits.
   template <bool FIRST> __device__ __forceinline__ void step(int i0) {
     Base::find_gradients(i0);
-    stages.await_dz_empty(number());
+    stages.await_dz_empty(step_number());
 #pragma unroll
     for (int k = 0; k < Tile::K; k++)
-      store_operand(stages.dz(number()) + k / 4 * Tile::HELD * TILE_COLUMNS, mine.first, k % 4 * 16, dz[k]);
-    stages.dz_written(number());
+      store_operand(stages.dz(step_number()) + k / 4 * Tile::HELD * TILE_COLUMNS, mine.first, k % 4 * 16, dz[k]);
+    stages.dz_written(step_number());
 
     turns.begin();
-    if constexpr (!FIRST) start_dq(number() - 1, i0 - STREAM);
+    if constexpr (!FIRST) start_dq(step_number() - 1, i0 - STREAM);
     wgmma_fence(dk, dv, p, dz);
     Base::start_sums_of_step();
     wgmma_commit();
-    if constexpr (!FIRST) finish_dq<1>(number() - 1, i0 - STREAM);
+    if constexpr (!FIRST) finish_dq<1>(step_number() - 1, i0 - STREAM);
     wgmma_wait<0>(dk, dv, p, dz);
     stages.free(stages.streamed), stages.free(stages.streamed + 1);
     stages.streamed += 2;
   }
 
-  // The number of the block's step.
-  __device__ __forceinline__ int number() const { return stages.streamed / 2; }
-  __device__ __forceinline__ bool has_dq(int i0) const { return !BY_TURNS || i0 / BOX % 2 == mine.consumer; }
+  __device__ __forceinline__ int step_number() const { return stages.streamed / 2; }
+  __device__ __forceinline__ bool has_dq(int i0) const { return !ONE_HAS_DQ || i0 / BOX % 2 == mine.consumer; }
 
   // Starts dq = dz^T K of step `number`, with queries from i0 on, and commits it.
   __device__ __forceinline__ void start_dq(int number, int i0) {
-    const bf16* gradients = stages.await_dz(number) + (BY_TURNS ? 0 : mine.consumer * Tile::HELD * TILE_COLUMNS);
+    const bf16* gradients = stages.await_dz(number) + (ONE_HAS_DQ ? 0 : mine.consumer * Tile::HELD * TILE_COLUMNS);
     if (!has_dq(i0)) return;
     const bf16* all_keys = keys - mine.consumer * BOX * TILE_COLUMNS;
     wgmma_fence();
@@ -94,11 +94,13 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
     stages.free_dz(number);
     if (!has_dq(i0)) return;
     float* sums = dq_sums(i0);
-    bool first = block_row == mask.template key_tiles<Tile::HELD>(i0, STREAM).begin;
+    if (block_row == mask.template key_tiles<Tile::HELD>(i0, STREAM).begin) {  // the first of these queries
 #pragma unroll
-    for (int n = 0; n < Tile::DIM / 8; n++) {
-      if (first) store16(sums + n * PITCH, Pack<float>{dq[n][0], dq[n][1], dq[n][2], dq[n][3]});
-      else add_in_l2(sums + n * PITCH, dq[n]);
+      for (int n = 0; n < Tile::DIM / 8; n++)
+        store16(sums + n * PITCH, Pack<float>{dq[n][0], dq[n][1], dq[n][2], dq[n][3]});
+    } else {
+#pragma unroll
+      for (int n = 0; n < Tile::DIM / 8; n++) add_in_l2(sums + n * PITCH, dq[n]);
     }
   }
   // The thread's sums of dq for the 64 queries that its consumer has, of the tile of HELD queries around i0.
@@ -107,20 +109,20 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
     return a.dq_sums + (tile * (Tile::DIM / 8 * PITCH) + (mine.thread - WARPGROUP) * 4);
   }
 
-  // Results, through the buffers of keys and values: dv, dk, and dq of the queries in the same rows.
+  // Results, one after the other through the buffer of the consumer's values: the other one's products may still read
+  // all keys. dq is that of the queries in the same rows; beyond the last query it may be sums that nobody wrote.
   __device__ __forceinline__ void store() {
-    int H = a.shape.H, b = tile.head / H, h = tile.head % H, row = block_row + mine.consumer * BOX;
-    store_rows<Tile>(a.dqkv, b, row, 2 * H + h, values, dv);
-    undo_preparation<Tile>(dk, a.preparation, HeldRows<Tile>{keys}, 1, b, h, block_row, a.shape);
-    named_barrier(1 + Tile::CONSUMERS, Tile::CONSUMERS * WARPGROUP);  // all products with the keys are done
-    store_rows<Tile>(a.dqkv, b, row, H + h, keys, dk);
     const float* sums = dq_sums(block_row);
 #pragma unroll
     for (int n = 0; n < Tile::DIM / 8; n++) {
       Pack<float> sum = load_from_l2(sums + n * PITCH);
       for (int i = 0; i < 4; i++) dq[n][i] = sum[i];
     }
-    const bf16* queries = a.qkv_rows + size_t(b) * a.shape.T * a.shape.qkv_stride + h * Tile::DIM;
+    int H = a.shape.H, b = tile.head / H, h = tile.head % H, row = block_row + mine.consumer * BOX;
+    store_rows<Tile>(a.dqkv, b, row, 2 * H + h, values, dv);
+    undo_preparation<Tile>(dk, a.preparation, HeldRows<Tile>{keys}, 1, b, h, block_row, a.shape);
+    store_rows<Tile>(a.dqkv, b, row, H + h, values, dk);
+    const bf16* queries = a.qkv_rows + size_t(b) * a.shape.T * a.shape.qkv_stride + h * a.shape.D;
     auto prepared = [&](const ConsumerThread& mine, int n, int half) {
       return queries + min(block_row + mine.row(half), a.shape.T - 1) * a.shape.qkv_stride + mine.column(n);
     };

@@ -1,8 +1,8 @@
 // Attention for Hopper (sm_90a): every kind, heads of up to 128 channels in bf16, as in tensor/kernels.cuh (the same
-// policies, the same 7 products in the backward, no atomics), but with wgmma instead of mma.sync, the copy engine
-// instead of cp.async, and a producer instead of barriers of the block. While one consumer works on its scores, the
-// other's products run. Where there are many heads and they are short, the backward pass is one kernel with 5 products.
-// Read tiles.cuh, roles.cuh, forward.cuh, backward.cuh and backward_heads.cuh, then the launchers here.
+// policies, 7 products in the backward), but with wgmma instead of mma.sync, the copy engine instead of cp.async, and a
+// producer instead of barriers of the block. While one consumer works on its scores, the other's products run. Where
+// there are many heads and they are short, the backward pass is another: one kernel with 5 products. Read tiles.cuh,
+// roles.cuh, forward.cuh, backward.cuh and backward_heads.cuh, then the launchers here.
 #pragma once
 #include "attention/hopper/backward_heads.cuh"
 #include "attention/hopper/forward.cuh"
@@ -93,10 +93,8 @@ template <class Policy, class Mask> void hopper_backward(const BackwardCall<bf16
   });
 }
 
-// ---- the backward pass by whole heads
-
-inline int hopper_heads_blocks(const AttentionShape& s, int spare = 0) {
-  return std::min(s.B * s.H, std::max(1, device_properties().multiProcessorCount - spare));
+inline int hopper_heads_blocks(const AttentionShape& s, int spare = 0) {  // at most those of the workspace
+  return std::min(s.B * s.H, std::max(1, device_properties().multiProcessorCount - std::max(0, spare)));
 }
 // Floor: 5 T^2 D FLOPs per head, and that is what it does.
 template <class Policy, class Mask> void hopper_heads_backward(const BackwardCall<bf16>& c) {

@@ -34,7 +34,7 @@ for question in $asked; do
       step "50 runs of test_hopper_heads" 30 passed "$build/test_hopper_heads" --gtest_brief=1 --gtest_repeat=50
       for kernels in hopper hopper_heads; do
         step "attention by $kernels" 30 table "$build/bench_attention" --kernels "$kernels" softmax,lssar 64 \
-          "${lengths%,16384}" --json "$out/$kernels.json"
+          "${lengths/#1024/256,512,1024,2048}" --json "$out/$kernels.json"
       done ;;
     steps) step steps 110 table "$build/bench_step" --variants softmax,lssar --json "$out/steps.json" ;;
     ceiling)

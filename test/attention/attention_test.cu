@@ -557,8 +557,8 @@ TYPED_TEST(AttentionTest, ManyHeads) {
 
 // Multiprocessors left to other kernels change which block computes a tile, but no bit. Only Hopper's kernels leave
 // any.
-TEST(HopperAttention, SpareMultiprocessors) {
-  family = "hopper";
+static void check_spare_multiprocessors(const char* name, int kernels) {
+  family = name;
   if (built_kinds().empty()) GTEST_SKIP() << "built without these kernels";
   if (lacks_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   int all = device_properties().multiProcessorCount;
@@ -575,13 +575,17 @@ TEST(HopperAttention, SpareMultiprocessors) {
         EXPECT_EQ(line.resources.launched, std::max(1, all - spare)) << line.name;
         seen++;
       }
-      EXPECT_EQ(seen, 3);
+      EXPECT_EQ(seen, kernels);
       if (spare == 0) expected = result;
       expect_same_bits("out", result.out, expected.out);
       expect_same_bits("dqkv", result.dqkv, expected.dqkv);
       expect_same_bits("stats", result.stats, expected.stats);
     }
   }
+}
+TEST(HopperAttention, SpareMultiprocessors) {
+  check_spare_multiprocessors("hopper", 3);
+  check_spare_multiprocessors("hopper_heads", 2);
 }
 
 // On a CPU the general kernels have tiles of their own (GENERAL_ON_CPU). Here they have those of a GPU.

@@ -22,14 +22,18 @@ TEST_F(HopperHeads, GiveTheBitsOfTwoKernels) {
     AttentionShape shape;
     QkNorm norm;
     bool rotate;
+    int window = 0, sink_tokens = 0;
   };
-  const std::vector<Case> cases = {{{1, 1, 1, 64}, QkNorm::none, true},  {{2, 128, 1, 64}, QkNorm::rms, true},
-                                   {{1, 129, 3, 64}, QkNorm::l2, false}, {{1, 300, 2, 40}, QkNorm::none, false},
-                                   {{3, 449, 1, 64}, QkNorm::l2, true},  {{1, 1100, 1, 64}, QkNorm::none, true}};
+  const std::vector<Case> cases = {
+      {{1, 1, 1, 64}, QkNorm::none, true},          {{2, 128, 1, 64}, QkNorm::rms, true},
+      {{1, 129, 3, 64}, QkNorm::l2, false},         {{1, 300, 2, 40}, QkNorm::none, false},
+      {{3, 449, 1, 64}, QkNorm::l2, true},          {{1, 1100, 1, 64}, QkNorm::none, true},
+      {{1, 600, 2, 64}, QkNorm::none, true, 70},    {{2, 450, 1, 64}, QkNorm::rms, true, 129, 4},
+      {{1, 700, 1, 64}, QkNorm::l2, true, 200, 140}};
   for (size_t k = 0; k < kind_names.size(); k++)
-    for (auto [shape, norm, rotate] : cases) {
+    for (auto [shape, norm, rotate, window, sink_tokens] : cases) {
       if (!has_both(Kind(k))) continue;
-      AttentionSetup s{{.kind = Kind(k), .qk_norm = norm}};
+      AttentionSetup s{{.kind = Kind(k), .qk_norm = norm, .window = window, .sink_tokens = sink_tokens}};
       std::string name = describe(s, shape);
       std::vector<bf16> in = random_qkv<bf16>(shape, 1), dout = random_normal<bf16>(shape.out_size(), 2);
       DeviceArray<bf16> qkv(in), d(dout), out(shape.out_size());
