@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
@@ -94,6 +95,8 @@ void generate_text(Model& model) {
     std::fputs(valid_utf8(text).c_str(), stdout);
     std::fflush(stdout);
   };
+  // The thread that writes a checkpoint says so above or below the text, not in it.
+  std::unique_ptr<FILE, decltype(&funlockfile)> held((flockfile(stdout), stdout), &funlockfile);
   generate(model, *tokenizer, settings, model.config().seed, print, stop_requested);
   std::printf("\n");
 }

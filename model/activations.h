@@ -166,9 +166,8 @@ template <class Real> struct Buffers {
       size_t Q = 0, attention_bytes = prepare_backward_workspace(config.attention, attention);
       for (int l = 0; l < m.layers; l++) {
         AttentionSettings settings = config.layer(l).attention;
-        int columns = training.layers[l].columns.Q;
-        AttentionCall<Real> call{.settings = settings, .shape = attention, .qkv_stride = columns};
-        Q = std::max(Q, size_t(columns));
+        Q = std::max(Q, size_t(training.layers[l].columns.Q));
+        AttentionCall<Real> call{.settings = settings, .shape = attention, .qkv_stride = training.layers[l].columns.Q};
         attention_bytes = std::max(attention_bytes, attention_backward_workspace(call));
       }
       plan.add(&dx, N * C, "activation gradients");

@@ -44,8 +44,7 @@ using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, BY_PLACE<Policy> &&
                                hopper_queries_in_turn(DIM, Policy::GRADIENT_REGISTERS)>;
 
 template <class Policy>
-using HeadsTile =
-    HopperTile<64, hopper_heads_size(Policy::FROM_WEIGHT), 2, Policy::ROW_VALUES, hopper_keys_in_turn(64), 2>;
+using HeadsTile = HopperTile<64, hopper_heads_size(Policy::FROM_WEIGHT), 2, Policy::ROW_VALUES, true, 2>;
 
 template <class Policy, class Mask, class Tile> void hopper_forward_by(const ForwardCall<bf16>& c) {
   KernelShape shape = kernel_shape<bf16>(c.call, {c.out, c.qkv});

@@ -33,7 +33,7 @@ constexpr HopperSize hopper_keys_size(int width, int gradient_registers) {
   return {128, 4};                         // z, dP, dk and dv take 192 registers of 240; half the waits of 64 queries
 }
 // Width 64. Where weights take the place of scores (Policy::FROM_WEIGHT) there are registers for 128 queries; relu,
-// which needs its scores for dz, would spill.
+// which needs its scores for dz, would spill. Consumers start their products in turn, as for dK and dV.
 constexpr HopperSize hopper_heads_size(bool from_weight) { return {from_weight ? 128 : 64, from_weight ? 4 : 8}; }
 constexpr HopperSize hopper_queries_size(int width, bool few_registers) {
   if (width == 128) return {64, 6};   // 128 KB are held, as above

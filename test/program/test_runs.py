@@ -575,6 +575,12 @@ class Generation(Workspace):
     done = self.ok(generate__every=2, generate__prompt="it was")
     self.assertIn("it was", done.stdout)
 
+  def test_no_other_line_comes_into_a_text(self):
+    done = self.ok(generate__every=1, generate__prompt="it was", generate__tokens=100, checkpoint__every=1)
+    saved = re.findall(r"(.?)saved runs/", done.stdout, re.DOTALL)
+    self.assertGreater(len(saved), 3)
+    self.assertEqual(set(saved), {"\n"})
+
   def test_missing_tokenizer(self):
     self.bad("--generate", "x", names=["tokenizer"], generate__tokenizer="gpt2")
     self.bad("--generate", "x", names=["tokenizer_dir", "absent"], generate__tokenizer="gpt2",
