@@ -46,10 +46,9 @@ template <class Real> static std::string families_text(const Config& config) {
   const Config::Model& m = config.model;
   std::set<std::string> names;
   for (int l = 0; l < m.layers; l++) {
-    AttentionSettings settings = config.layer(l).attention;
+    AttentionSettings s = config.layer(l).attention;
     AttentionShape shape{config.batch.micro, m.context, m.heads, m.head_dim};
-    names.insert(
-        attention_family<Real>({.settings = settings, .shape = shape, .qkv_stride = qkv_columns(m, settings).Q}));
+    names.insert(attention_family<Real>({.settings = s, .shape = shape, .qkv_stride = qkv_columns(m, s).Q}));
   }
   std::string text = "attention: the kernels of";
   for (const std::string& name : names) text += " " + name;

@@ -128,6 +128,7 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HeldKeys<B
 
   __device__ __forceinline__ void step(int i0) {
     Base::find_gradients(i0);
+    warp_sync();  // all lanes have read the row values, whose slot is freed below
     turns.begin();
     wgmma_fence(dk, dv, p, dz);
     Base::start_sums_of_step();
