@@ -100,13 +100,22 @@ template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys
     start_sums<Tile>(dv, p, stages.slot(stages.streamed + 1));
     start_sums<Tile>(dk, dz, stages.slot(stages.streamed));
   }
+
+  // Results, one after the other through the buffer of the consumer's values: products of the other consumer may still
+  // read all keys. The caller frees the buffers.
+  __device__ __forceinline__ void store_dv_and_dk() {
+    int H = a.shape.H, b = tile.head / H, h = tile.head % H, row = block_row + mine.consumer * BOX;
+    store_rows<Tile>(a.dqkv, b, row, 2 * H + h, values, dv);
+    undo_preparation<Tile>(dk, a.preparation, HeldRows<Tile>{keys}, 1, b, h, block_row, a.shape);
+    store_rows<Tile>(a.dqkv, b, row, H + h, values, dk);
+  }
 };
 
 // A kernel for dK and dV: from the diagonal on.
 template <class Policy, class Mask, class Tile> struct BackwardKeys : HeldKeys<BackwardArguments, Policy, Mask, Tile> {
   using Base = HeldKeys<BackwardArguments, Policy, Mask, Tile>;
-  using Base::Base, Base::a, Base::stages, Base::turns, Base::mine, Base::tile, Base::block_row, Base::mask,
-      Base::STREAM, Base::keys, Base::values, Base::p, Base::dz, Base::dk, Base::dv;
+  using Base::Base, Base::stages, Base::turns, Base::mine, Base::tile, Base::block_row, Base::mask, Base::STREAM,
+      Base::p, Base::dz, Base::dk, Base::dv;
 
   __device__ __forceinline__ void compute() {
     auto query_tiles = mask.template query_tiles<STREAM>(block_row, Tile::HELD);
@@ -123,7 +132,9 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HeldKeys<B
     turns.begin();
     for (int i0 = own_begin; i0 < query_tiles.stop; i0 += STREAM, stages.streamed += 2) step(i0);
     turns.end();
-    store();
+    Base::store_dv_and_dk();
+    stages.free_held(tile.number);
+    Base::store_sums_of_dz(Base::dz_sums);
   }
 
   __device__ __forceinline__ void step(int i0) {
@@ -135,16 +146,6 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HeldKeys<B
     wgmma_commit();
     wgmma_wait<0>(dk, dv, p, dz);
     stages.free(stages.streamed), stages.free(stages.streamed + 1);
-  }
-
-  // Results, through the buffers of keys and values
-  __device__ __forceinline__ void store() {
-    int H = a.shape.H, b = tile.head / H, h = tile.head % H, row = block_row + mine.consumer * BOX;
-    store_rows<Tile>(a.dqkv, b, row, 2 * H + h, values, dv);
-    undo_preparation<Tile>(dk, a.preparation, HeldRows<Tile>{keys}, 1, b, h, block_row, a.shape);
-    store_rows<Tile>(a.dqkv, b, row, H + h, keys, dk);
-    stages.free_held(tile.number);
-    Base::store_sums_of_dz(Base::dz_sums);
   }
 };
 

@@ -109,8 +109,8 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
     return a.dq_sums + (tile * (Tile::DIM / 8 * PITCH) + (mine.thread - WARPGROUP) * 4);
   }
 
-  // Results, one after the other through the buffer of the consumer's values: the other one's products may still read
-  // all keys. dq is that of the queries in the same rows; beyond the last query it may be sums that nobody wrote.
+  // Results: dv, dk, and dq of the queries in the same rows, through the same buffer. Beyond the last query dq may be
+  // sums that nobody wrote.
   __device__ __forceinline__ void store() {
     const float* sums = dq_sums(block_row);
 #pragma unroll
@@ -118,16 +118,14 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
       Pack<float> sum = load_from_l2(sums + n * PITCH);
       for (int i = 0; i < 4; i++) dq[n][i] = sum[i];
     }
-    int H = a.shape.H, b = tile.head / H, h = tile.head % H, row = block_row + mine.consumer * BOX;
-    store_rows<Tile>(a.dqkv, b, row, 2 * H + h, values, dv);
-    undo_preparation<Tile>(dk, a.preparation, HeldRows<Tile>{keys}, 1, b, h, block_row, a.shape);
-    store_rows<Tile>(a.dqkv, b, row, H + h, values, dk);
+    Base::store_dv_and_dk();
+    int b = tile.head / a.shape.H, h = tile.head % a.shape.H;
     const bf16* queries = a.qkv_rows + size_t(b) * a.shape.T * a.shape.qkv_stride + h * a.shape.D;
     auto prepared = [&](const ConsumerThread& mine, int n, int half) {
       return queries + min(block_row + mine.row(half), a.shape.T - 1) * a.shape.qkv_stride + mine.column(n);
     };
     undo_preparation<Tile>(dq, a.preparation, prepared, 0, b, h, block_row, a.shape);
-    store_rows<Tile>(a.dqkv, b, row, h, values, dq);
+    store_rows<Tile>(a.dqkv, b, block_row + mine.consumer * BOX, h, values, dq);
     stages.free_held(tile.number);
   }
 };

@@ -24,9 +24,9 @@ inline TensorMap out_map(const bf16* x, const KernelShape& s) {
 // without a place wait until others have ended, and the time doubles: so `spare` multiprocessors are left free. (Blocks
 // could take their tiles from a counter instead, but that costs an atomic and a broadcast within the block for every
 // tile, always.)
+inline int most_blocks(int spare) { return std::max(1, device_properties().multiProcessorCount - spare); }
 template <class Tile> dim3 hopper_grid(const KernelShape& s, int spare) {
-  int most = std::max(1, device_properties().multiProcessorCount - spare);
-  return dim3(std::min(most, (s.tiles(Tile::HELD) * s.H * s.B + 1) / 2));
+  return dim3(std::min(most_blocks(spare), (s.tiles(Tile::HELD) * s.H * s.B + 1) / 2));
 }
 
 template <class Policy, int DIM>
@@ -93,7 +93,7 @@ template <class Policy, class Mask> void hopper_backward(const BackwardCall<bf16
 }
 
 inline int hopper_heads_blocks(const AttentionShape& s, int spare = 0) {  // at most those of the workspace
-  return std::min(s.B * s.H, std::max(1, device_properties().multiProcessorCount - std::max(0, spare)));
+  return std::min(s.B * s.H, most_blocks(std::max(0, spare)));
 }
 // Floor: 5 T^2 D FLOPs per head, and that is what it does.
 template <class Policy, class Mask> void hopper_heads_backward(const BackwardCall<bf16>& c) {

@@ -1,5 +1,5 @@
-// The backward pass by whole heads (attention/hopper/backward_heads.cuh) beside the two kernels that it stands for, and
-// the choice between them. attention_test.cu compares both with float64.
+// The backward pass by whole heads (attention/hopper/backward_heads.cuh) compared with the two kernels that run
+// elsewhere, and the choice between them. attention_test.cu compares both with float64.
 #include <gtest/gtest.h>
 
 #include "attention/hopper/backward_heads.cuh"
