@@ -175,7 +175,7 @@ tests: $(TESTS)                    ## build every test program
 test: train $(TESTS)               ## run every test of this build
 	@bash test/support/run.sh $(BUILD) $(TESTS)
 # Kinds that are files (attention/score.h). What they promise is tested before the rest is built.
-KIND_TESTS := $(addprefix build/cpu/test_,attention attention_reference diagnose dispatch)
+KIND_TESTS := $(addprefix build/cpu/test_,attention attention_reference documents diagnose dispatch)
 check-kind:                        ## test the kinds of KINDS="my_score.cuh ...", on the CPU
 	@[ -n "$(KINDS)" ] || { echo 'check-kind: name the files: make check-kind KINDS="my_score.cuh"' >&2; exit 2; }
 	@$(MAKE) BACKEND=cpu ATTN=softmax build/cpu/test_score && build/cpu/test_score --gtest_brief=1

@@ -47,13 +47,19 @@ template <class T> struct AttentionCall {
   float* dlearned[MOST_PARAMETERS] = {};   // +=
   // c [B, H, bias_floats(T)] and BIAS_SLACK floats (below): scores are q_i . k_j + c_i - c_j
   const float* bias = nullptr;
+  // [B, T]: the first position of a position's document, and the one behind its last (documents.cuh). Read if the
+  // settings have separate documents; positions are then counted from the first.
+  const int2* documents = nullptr;
   // Of the preparation, as in prepare.cuh; either may be nullptr.
   const float2* rope = nullptr;
   float* norms = nullptr;
 
   int row_stride() const { return qkv_stride ? qkv_stride : 3 * shape.H * shape.D; }
   // Whether a row may see less than all keys before it, or something is added to its scores.
-  bool window_or_bias() const { return settings.bias != Bias::none || settings.keys_seen(shape.T) < shape.T; }
+  bool hides_or_adds() const {
+    return separate() || settings.bias != Bias::none || settings.keys_seen(shape.T) < shape.T;
+  }
+  bool separate() const { return settings.documents == Documents::separate; }
 };
 
 bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out
@@ -69,6 +75,11 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
 constexpr int BIAS_ROWS = 64, BIAS_SLACK = 128;
 __host__ __device__ constexpr int bias_origins(int T) { return (T + BIAS_ROWS - 1) / BIAS_ROWS * 2; }  // their floats
 __host__ __device__ constexpr int bias_floats(int T) { return bias_origins(T) + 2 * T; }               // at most 4 T
+// With separate documents c begins at 0 in each, and in the block of BIAS_ROWS where its document begins a row has the
+// origin 0: no bit of c depends on the documents before.
+__host__ __device__ constexpr bool has_origin_0(int row, int document_start) {
+  return document_start > row / BIAS_ROWS * BIAS_ROWS;
+}
 inline size_t bias_floats(const AttentionShape& s) { return size_t(s.B) * s.H * bias_floats(s.T) + BIAS_SLACK; }
 
 // Floats saved per row (b, h, t) for the backward, as one [B, H, T] array after the other (then, for policies of two

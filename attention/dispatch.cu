@@ -28,15 +28,16 @@ template <class T> const Family<T>& family_for(const AttentionCall<T>& call, Add
       if (family.supports(call, arrays)) return family;
   failure("attention: no %s kernels for %s, heads of %d channels%s, or these addresses and strides",
           call.family ? call.family : "suitable", kind_names[int(call.settings.kind)], call.shape.D,
-          call.window_or_bias() ? ", a window or a bias" : "");
+          call.hides_or_adds() ? ", a window, a bias or separate documents" : "");
 }
 
-// A window may hide all of a row's keys in the first tiles: there the largest score so far must be a number, so "no
+// A mask may hide all of a row's keys in the first tiles: there the largest score so far must be a number, so "no
 // sink" is one whose weight vanishes beside the first score that is seen.
 template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) {
   const AttentionSettings& s = call.settings;
   if (s.bias != Bias::none && !call.bias) failure("attention: the settings have a bias, but no array of it was given");
-  float no_sink = call.window_or_bias() ? -0x1p100f : -INFINITY;
+  if (call.separate() && !call.documents) failure("attention: documents are separate, but no array of them was given");
+  float no_sink = call.hides_or_adds() ? -0x1p100f : -INFINITY;
   KernelSettings settings = {.log_context = logf(float(call.context)),
                              .sink = s.sink == Sink::none ? no_sink : 0.0f,
                              .window = s.window > 0 ? s.window : NO_WINDOW,
@@ -47,6 +48,7 @@ template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) 
   kind.numbers(s.parameters.data() + kind.first_parameter, settings.numbers);
   std::ranges::copy(call.learned, settings.learned);
   settings.learned_in_bf16 = std::is_same_v<T, bf16>;
+  settings.documents = call.separate() ? call.documents : nullptr;
   return settings;
 }
 
@@ -77,7 +79,8 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
   if (D < 1 || D > LARGEST_D) user_error("config: model.head_dim = %d has no kernels; 1 to %d have", D, LARGEST_D);
   check_built(settings.kind);
   bool biased = settings.bias != Bias::none;
-  if (!gpu || !(biased || settings.window > 0)) return;
+  bool separate = settings.documents == Documents::separate;
+  if (!gpu || !(biased || separate || settings.window > 0)) return;
   auto runs = [&](int D) {
     if (on_cpu) return D <= LARGEST_TENSOR_D;  // which lacks these kernels, and plans for a GPU that has them
     AttentionCall<bf16> call{.settings = settings, .shape = {1, NO_WINDOW, 1, D}};
@@ -89,13 +92,16 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
   int most = D;
   while (most > 0 && !runs(most)) most--;
   std::string mask =
-      biased ? format("the bias \"%s\" (attention.bias, attention.layers)", bias_names[int(settings.bias)])
-             : format("a window of %d keys (attention.window, attention.layers, eval.window)", settings.window);
+      biased     ? format("the bias \"%s\" (attention.bias, attention.layers)", bias_names[int(settings.bias)])
+      : separate ? std::string("separate documents (attention.documents)")
+                 : format("a window of %d keys (attention.window, attention.layers, eval.window)", settings.window);
   std::string use = fp32       ? "precision = \"fp32\"; use \"bf16\""
                     : most < D ? format("model.head_dim = %d; use up to %d", D, most)
                                : "diagnostics; run those with the CPU build";
   user_error("config: %s has no kernels on a GPU for %s, or no %s", mask.c_str(), use.c_str(),
-             biased ? "bias" : "window");
+             biased     ? "bias"
+             : separate ? "separate documents"
+                        : "window");
 }
 
 int attention_statistics(const AttentionSettings& settings, int D) {

@@ -22,6 +22,7 @@ struct KernelSettings {
   float numbers[MOST_PARAMETERS] = {};
   const void* learned[MOST_PARAMETERS] = {};
   bool learned_in_bf16 = false;
+  const int2* documents = nullptr;  // of AttentionCall, if they are separate
 
   // Row i sees min(i, most_keys()) keys: all before it or, with a window, its last `window` and first `sink_tokens`.
   __host__ __device__ float most_keys() const { return float(window + sink_tokens); }

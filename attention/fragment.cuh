@@ -47,8 +47,11 @@ __device__ __forceinline__ void begin_scores(float (&z)[M][N][4], const Mask& ma
     auto columns = reinterpret_cast<const float2*>(mask.c() + stream0 + mine.column(0));
 #pragma unroll
     for (int first = 0; first < N; first += ALIKE) {  // columns of one origin
-      float between = mask.origin_difference(held0 + mine.first, stream0 + 8 * first), held[M][2];
-      for_rows<M>([&](int m, int half) { held[m][half] = mask.c()[held0 + mine.row(half, m)] + between; });
+      float held[M][2];
+      for_rows<M>([&](int m, int half) {
+        int row = held0 + mine.row(half, m);
+        held[m][half] = mask.c()[row] + mask.origin_difference(row, held0 + mine.first, stream0 + 8 * first);
+      });
 #pragma unroll
       for (int n = first; n < first + ALIKE; n++) {
         float2 c = columns[4 * n];
@@ -77,12 +80,12 @@ __device__ __forceinline__ void mask_scores(float (&z)[M][N][4], const Mask& mas
 }
 
 // With a policy of a file: z = what weigh() takes, of the warp's queries, counted from i0, and keys from j0 on.
-template <class Policy, int M, int N>
-__device__ __forceinline__ void score_formula(float (&z)[M][N][4], const Policy& policy, int i0, int j0,
-                                              const Fragment& mine = {}) {
-  float first = float(j0 + mine.column(0) + 1);
+template <class Policy, class Mask, int M, int N>
+__device__ __forceinline__ void score_formula(float (&z)[M][N][4], const Policy& policy, const Mask& mask, int i0,
+                                              int j0, const Fragment& mine = {}) {
   for_rows<M>([&](int m, int half) {
-    float i = float(i0 + mine.row(half, m) + 1);
+    int row = i0 + mine.row(half, m);
+    float i = place(mask, row, row), first = place(mask, row, j0 + mine.column(0));
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -95,13 +98,13 @@ __device__ __forceinline__ void score_formula(float (&z)[M][N][4], const Policy&
 
 // The first sweep over the scores that a lane has of query i, from 0, in a tile of keys from j0 on: N / 2 pairs of
 // neighbouring columns. seen: how many of the query's scores the lane has had, with these.
-template <class Policy, int N>
-__device__ __forceinline__ void first_sweep_row(const Policy& policy, const float (&z)[N], int seen, float* sums, int i,
-                                                int j0, const Fragment& mine) {
+template <class Policy, class Mask, int N>
+__device__ __forceinline__ void first_sweep_row(const Policy& policy, const Mask& mask, const float (&z)[N], int seen,
+                                                float* sums, int i, int j0, const Fragment& mine) {
   if constexpr (Policy::PLACES) {
-    float first = float(j0 + mine.column(0) + 1);
+    float first = place(mask, i, j0 + mine.column(0));
 #pragma unroll
-    for (int n = 0; n < N; n++) policy.first_sweep(z[n], sums, float(i + 1), mine.column(first, n / 2, n % 2));
+    for (int n = 0; n < N; n++) policy.first_sweep(z[n], sums, place(mask, i, i), mine.column(first, n / 2, n % 2));
   } else {
     policy.first_sweep_tile(z, seen, sums);
   }

@@ -107,7 +107,7 @@ __global__ void attention_rows_kernel(float* rows, const T* dout, const T* out, 
   if (t < shape.T) {
     Policy policy(settings, 0, h);
     for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * count + r];
-    policy.row_for_backward(Mask(settings, shape.T, 0).keys(t), saved, dot, row);
+    policy.row_for_backward(Mask(settings, shape.T, shape.head_number(b, h)).keys(t), saved, dot, row);
   }
   rows += shape.head_number(b, h) * shape.row_pitch + t;
   for (int n = 0; n < Policy::ROW_VALUES; n++) rows[n * shape.row_values_pitch()] = row[n];

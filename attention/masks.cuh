@@ -4,41 +4,46 @@
 //
 //   key_tiles<STREAM>(i0, rows), query_tiles<STREAM>(j0, rows)    the StreamedTiles that these held rows need
 //   keys(i)                         the number of keys that query i sees
+//   hold<KEYS>(held0, rows)         prepares cuts() for these held rows, where keys are held (KEYS) or queries
+//   first(row)                      the position from which policies count those of `row` and of what it sees
 //   EVEN                            whether most row tiles need equally many streamed tiles (RowTile, hopper/roles.cuh)
 //
-// and, of held rows from held0 and streamed rows from stream0 on, where keys are held (KEYS) or queries:
+// and, of held rows from held0 and streamed rows from stream0 on:
 //
 //   below<KEYS>(held0, rows, stream0, columns)    whether they lie below the diagonal: all keys j <= all queries i
 //   cuts<KEYS>(held0, rows, stream0, columns)     whether one of these queries may not see one of these keys j <= i
 //   sees<KEYS>(held, streamed)                    any other score is -inf
 //   ADDS                            whether c_i - c_j is added to z_ij before that, if there is a `bias` (on a CPU it
 //                                   may be nullptr); backward kernels then sum dz_ij by query and by key
-//   c()[row], origin_difference(row, other), exact(row)    c less its origin's, the difference of two rows' origins,
-//                                   all of c
+//   c()[row], origin_difference(row, of_tile, other), exact(row)    c less its origin's; origin of row less that of a
+//                                   streamed row, where of_tile is the first row of the same origin; all of c
+//   DOCUMENTS                       whether rows see their own document alone, if there are `documents` (on a CPU
+//                                   they may be nullptr)
 #pragma once
 #include "attention/family.h"
 
 // The tiles of STREAM rows that cover [begin, stop) except [near, far).
-// To be counted by their first rows, from begin to next(...) < stop, or by numbers from first() to end() - 1.
+// To be counted by their first rows, from begin to next(...) < stop, or by numbers from first() to end() - 1. With a
+// gap number 0 is the tile of row `base`.
 template <int STREAM, bool WITH_GAP = false> struct StreamedTiles {
-  int begin, stop, near = 0, far = 0;
+  int begin, stop, near = 0, far = 0, base = 0;
   __host__ __device__ __forceinline__ int next(int row) const {
     row += STREAM;
     return WITH_GAP && row == near ? far : row;
   }
   __host__ __device__ __forceinline__ int first() const { return WITH_GAP ? 0 : begin / STREAM; }
   __host__ __device__ __forceinline__ int end() const {
-    return (stop + STREAM - 1 - (WITH_GAP ? far - near : 0)) / STREAM;
+    return (stop + STREAM - 1 - (WITH_GAP ? base + far - near : 0)) / STREAM;
   }
   __host__ __device__ __forceinline__ int row(int number) const {
-    int row = number * STREAM;
+    int row = number * STREAM + base;
     return WITH_GAP && row >= near ? row + far - near : row;
   }
 };
 
 // Query i sees the keys j <= i.
 struct Causal {
-  static constexpr bool ADDS = false, EVEN = false;
+  static constexpr bool ADDS = false, EVEN = false, DOCUMENTS = false;
   int T;
   __host__ __device__ Causal(const KernelSettings&, int T, size_t) : T(T) {}
   template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> key_tiles(int i0, int rows) const {
@@ -48,11 +53,13 @@ struct Causal {
     return {j0 / STREAM * STREAM, T};
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return i + 1; }
+  __host__ __device__ __forceinline__ int first(int) const { return 0; }
+  template <bool KEYS> __host__ __device__ __forceinline__ void hold(int, int) {}
   template <bool KEYS> __device__ __forceinline__ bool below(int held0, int rows, int stream0, int columns) const {
     return KEYS ? held0 + rows - 1 <= stream0 : stream0 + columns - 1 <= held0;
   }
-  template <bool KEYS> __device__ __forceinline__ bool cuts(int, int, int, int) const { return false; }
-  template <bool KEYS> __device__ __forceinline__ bool sees(int held, int streamed) const {
+  template <bool KEYS> __host__ __device__ __forceinline__ bool cuts(int, int, int, int) const { return false; }
+  template <bool KEYS> __host__ __device__ __forceinline__ bool sees(int held, int streamed) const {
     return KEYS ? held <= streamed : streamed <= held;
   }
 };
@@ -72,11 +79,12 @@ struct Window : Causal {
     return {j0 / STREAM * STREAM, j0 < sink_tokens ? T : min(j0 + rows + window - 1, T)};
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return min(i + 1, window + sink_tokens); }
-  template <bool KEYS> __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
+  template <bool KEYS>
+  __host__ __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
     if (KEYS) return cuts<false>(stream0, columns, held0, rows);
     return held0 + rows - window > stream0 && stream0 + columns > sink_tokens;
   }
-  template <bool KEYS> __device__ __forceinline__ bool sees(int held, int streamed) const {
+  template <bool KEYS> __host__ __device__ __forceinline__ bool sees(int held, int streamed) const {
     if (KEYS) return sees<false>(streamed, held);
     return (streamed <= held) & ((held - window < streamed) | (streamed < sink_tokens));  // && and || would be branches
   }
@@ -89,25 +97,117 @@ struct Biased : Window {
   const float* bias;
   __host__ __device__ Biased(const KernelSettings& s, int T, size_t head)
       : Window(s, T, head), bias(s.bias ? s.bias + head * bias_floats(T) : nullptr) {}
-  template <bool KEYS> __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
+  template <bool KEYS>
+  __host__ __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
     return (KEYS && stream0 + columns > T) || Window::cuts<KEYS>(held0, rows, stream0, columns);
   }
-  template <bool KEYS> __device__ __forceinline__ bool sees(int held, int streamed) const {
+  template <bool KEYS> __host__ __device__ __forceinline__ bool sees(int held, int streamed) const {
     return (!KEYS | (streamed < T)) & Window::sees<KEYS>(held, streamed);
   }
   __device__ __forceinline__ const float* c() const { return bias + bias_origins(T); }
   __device__ __forceinline__ float2 origin(int row) const {
     return reinterpret_cast<const float2*>(bias)[min(row, T - 1) / BIAS_ROWS];
   }
-  // a.x - b.x is exact where they are within a factor of 2.
-  __device__ __forceinline__ float origin_difference(int row, int other) const {
-    float2 a = origin(row), b = origin(other);
-    return (a.x - b.x) + (a.y - b.y);
+  __device__ __forceinline__ float origin_difference(int, int of_tile, int other) const {
+    return difference(origin(of_tile), origin(other));
   }
+  // a.x - b.x is exact where they are within a factor of 2.
+  static __device__ __forceinline__ float difference(float2 a, float2 b) { return (a.x - b.x) + (a.y - b.y); }
   __device__ __forceinline__ double exact(int row) const {
     float2 from = origin(row);
     row = min(row, T - 1);
     return double(from.x) + from.y + c()[row] + c()[row + T];
+  }
+};
+
+template <class Mask> __device__ __forceinline__ bool of_documents(const Mask& mask) {
+  if constexpr (Mask::DOCUMENTS) return mask.documents;
+  return false;
+}
+
+// What policies take as the place of `row`: from 1, counted as the mask does for a held row.
+template <class Mask> __device__ __forceinline__ float place(const Mask& mask, int held, int row) {
+  return float(row + 1 - mask.first(held));
+}
+
+// The same for ROWS neighbouring held rows, of which row e is one.
+template <class Mask, int ROWS> struct Places {
+  int firsts[Mask::DOCUMENTS ? ROWS : 1] = {};
+  __device__ __forceinline__ Places(const Mask& mask, int held) {
+    if constexpr (Mask::DOCUMENTS) {
+      for (int e = 0; e < ROWS; e++) firsts[e] = mask.first(held + e);
+    }
+  }
+  __device__ __forceinline__ float operator()(int e, int row) const {
+    return float(row + 1 - firsts[Mask::DOCUMENTS ? e : 0]);
+  }
+};
+
+// Rows see what Keys, one of the masks above, shows them of their own document; keys, sinks and the bias count from its
+// first position. documents[t]: the first position of t's document, and the one behind its last. Of a tile's queries
+// only those of its first document see keys of earlier tiles, and of its keys only those of its last document are seen
+// from later ones.
+template <class Keys> struct OwnDocument : Keys {
+  static constexpr bool EVEN = true, DOCUMENTS = true;
+  using Keys::T, Keys::window, Keys::sink_tokens;
+  const int2* documents;
+  int sequence_row;  // of the sequence's first position in `documents`: an int takes fewer registers than its address
+  // Of the held rows: streamed rows before `low`, and those of tiles that reach beyond `near` up to `far`, are in tiles
+  // that are cut. Until hold() is called all are.
+  int low = NO_WINDOW, near = 0, far = 0;
+  __host__ __device__ OwnDocument(const KernelSettings& s, int T, size_t head)
+      : Keys(s, T, head), documents(s.documents), sequence_row(s.documents ? int(head / int(s.heads)) * T : 0) {}
+  __host__ __device__ __forceinline__ int2 document(int row) const {
+    if (on_cpu && !documents) return {0, T};
+    return documents[sequence_row + min(row, T - 1)];
+  }
+  __host__ __device__ __forceinline__ int first(int row) const { return document(row).x; }
+  __host__ __device__ __forceinline__ int keys(int i) const { return Keys::keys(i - first(i)); }
+
+  template <int STREAM>
+  __host__ __device__ __forceinline__ StreamedTiles<STREAM, true> key_tiles(int i0, int rows) const {
+    int start = first(i0), base = start / STREAM * STREAM, far = max(i0 - window + 1, start) / STREAM * STREAM;
+    int near = sink_tokens > 0 ? min((start + sink_tokens + STREAM - 1) / STREAM * STREAM, far) : base;
+    return {near > base ? base : far, min(i0 + rows, T), near, far, base};
+  }
+  template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> query_tiles(int j0, int rows) const {
+    int2 last = document(j0 + rows - 1);
+    bool sinks = sink_tokens > 0 && j0 < last.x + sink_tokens;
+    return {j0 / STREAM * STREAM, sinks ? last.y : min(j0 + rows + window - 1, last.y)};
+  }
+  template <bool KEYS> __host__ __device__ __forceinline__ bool cuts(int, int, int stream0, int columns) const {
+    if (KEYS) return stream0 + columns > near;
+    return stream0 < low || (stream0 + columns > near && stream0 <= far);
+  }
+  template <bool KEYS> __host__ __device__ __forceinline__ void hold(int held0, int rows) {
+    int2 own = document(KEYS ? held0 : held0 + rows - 1);
+    int sinks = own.x + sink_tokens;
+    if (KEYS) near = held0 + rows > sinks ? min(own.y, held0 + window) : own.y;
+    else low = own.x, near = sinks, far = held0 + rows - 1 - window;
+  }
+  template <bool KEYS> __host__ __device__ __forceinline__ bool sees(int held, int streamed) const {
+    int2 own = document(held);
+    int sinks = own.x + sink_tokens;
+    if (KEYS) {  // a number for each held row: kernels have few registers left here
+      int stop = held < sinks ? own.y : min(own.y, held + window);
+      return (held <= streamed) & (streamed < stop);
+    }
+    int begin = max(own.x, held - window + 1);
+    return (streamed <= held) & ((streamed >= begin) | ((streamed >= own.x) & (streamed < sinks)));
+  }
+
+  // Of c of `row`, for a document that begins at `start`
+  __device__ __forceinline__ float2 origin(int row, int start) const {
+    return has_origin_0(row, start) ? make_float2(0, 0) : Keys::origin(row);
+  }
+  __device__ __forceinline__ float origin_difference(int row, int, int other) const {
+    int start = first(row);
+    return Keys::difference(origin(row, start), origin(other, start));
+  }
+  __device__ __forceinline__ double exact(int row) const {
+    float2 from = origin(row, first(row));
+    row = min(row, T - 1);
+    return double(from.x) + from.y + Keys::c()[row] + Keys::c()[row + T];
   }
 };
 

@@ -54,8 +54,10 @@ template <class Policy> struct OnePolicy {
 // f.operator()<Policy, Mask>(), with what a call's settings need.
 template <class Policies, class Call, class F> void with_policy_and_mask(const Call& c, F f) {
   Policies::choose(c.settings, [&]<class Policy>() {
-    if (c.settings.bias) f.template operator()<Policy, Biased>();
-    else if (c.call.window_or_bias()) f.template operator()<Policy, Window>();
+    if (c.settings.documents && c.settings.bias) f.template operator()<Policy, OwnDocument<Biased>>();
+    else if (c.settings.documents) f.template operator()<Policy, OwnDocument<Window>>();
+    else if (c.settings.bias) f.template operator()<Policy, Biased>();
+    else if (c.call.hides_or_adds()) f.template operator()<Policy, Window>();
     else f.template operator()<Policy, Causal>();
   });
 }

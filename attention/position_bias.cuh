@@ -11,8 +11,9 @@ __host__ __device__ inline float2& origin_of(float* head, int t) {
   return reinterpret_cast<float2*>(head)[t / BIAS_ROWS];
 }
 __host__ __device__ inline float2 as_two_floats(double c) { return {float(c), float(c - float(c))}; }
-__host__ __device__ inline void write_bias(float* head, int T, int t, double c) {
-  double rest = c - origin_of(head, t).x - origin_of(head, t).y;
+__host__ __device__ inline void write_bias(float* head, int T, int t, double c, int document_start = 0) {
+  float2 from = has_origin_0(t, document_start) ? make_float2(0, 0) : origin_of(head, t);
+  double rest = c - from.x - from.y;
   head += bias_origins(T) + t;
   head[0] = float(rest);
   head[T] = float(rest - head[0]);

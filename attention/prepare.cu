@@ -34,7 +34,8 @@ template <class T> struct RowJob {
   QkNorm norm;
   RowScale<T> scale = {1, false, 1, nullptr};
   const float2* rope = nullptr;
-  bool wide = false;  // 16-byte accesses
+  const int2* documents = nullptr;  // of AttentionCall, or nullptr
+  bool wide = false;                // 16-byte accesses
   int lanes = lanes_for(D);
 
   __device__ Row row_of_thread() const {
@@ -50,7 +51,7 @@ template <class T> struct RowJob {
             .offset = n * stride + size_t(part_head) * D,
             .norm = size_t(n) * parts * H + part_head,
             .result = (size_t(b) * H + h) * length + t,
-            .alpha = is_q ? scale(t, h) : 1,
+            .alpha = is_q ? scale(documents ? t - documents[n].x : t, h) : 1,
             .angles = rope ? rope + size_t(t) * (D / 2) : nullptr};
   }
 };
@@ -165,8 +166,9 @@ template <class T> RowJob<T> qk_rows(const AttentionCall<T>& call, const void* a
   auto [B, length, H, D] = call.shape;
   QkNorm norm = call.settings.qk_norm;
   int parts = call.rope || norm != QkNorm::none ? 2 : 1;
-  return widened<T>(
-      {B * length * parts * H, parts, length, H, D, size_t(call.row_stride()), norm, row_scale(call), call.rope}, a, b);
+  return widened<T>({B * length * parts * H, parts, length, H, D, size_t(call.row_stride()), norm, row_scale(call),
+                     call.rope, call.separate() ? call.documents : nullptr},
+                    a, b);
 }
 template <class T> RowJob<T> output_rows(const AttentionCall<T>& call, const void* a, const void* b) {
   auto [B, length, H, D] = call.shape;

@@ -16,7 +16,8 @@ std::vector<float2> rope_table(int length, int D, double base, RopeScaling scali
 // For AttentionCall::scale_factor: yarn's attention factor, squared, as it acts on q and on k; else 1.
 float rope_scale_factor(RopeScaling scaling, double factor);
 
-// alpha_i = constant x (ln min(i, most))^log_rows x s_h: every scale is one of these products.
+// alpha_i = constant x (ln min(i, most))^log_rows x s_h: every scale is one of these products. i counts from 1 in the
+// row's document, t from 0.
 template <class T> struct RowScale {
   float constant;
   bool log_rows;

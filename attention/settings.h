@@ -63,6 +63,8 @@ enum class Scale { rsqrt_d, logd_logn, logn, ssmax, number };
 inline constexpr const char* scale_names[] = {"rsqrt_d", "logd_logn", "logn", "ssmax", "number"};
 enum class Sink { none, one, learned };
 inline constexpr const char* sink_names[] = {"none", "one", "learned"};
+enum class Documents { joined, separate };
+inline constexpr const char* documents_names[] = {"joined", "separate"};
 enum class Bias { none, alibi, fox, cable };
 inline constexpr const char* bias_names[] = {"none", "alibi", "fox", "cable"};
 enum class RopeScaling { none, linear, ntk, yarn };
@@ -100,6 +102,7 @@ struct AttentionSettings {
   Sink sink = Sink::none;                                 // KindRow::has_sink
   int window = 0;  // a row sees its last `window` keys and the first `sink_tokens`; 0: all
   int sink_tokens = 0;
+  Documents documents = Documents::joined;  // separate: a row sees keys of its own document alone
   Bias bias = Bias::none;
   GateSettings gate = {};
   bool sums_to_1() const { return kind_row(kind).sums_to_1(); }

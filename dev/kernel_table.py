@@ -93,7 +93,8 @@ def title(name):
            {"forward": "forward", "backward_keys": "dK dV", "backward_queries": "dQ",
             "backward_heads": "backward of whole heads"}[found[1]]]
   policy = name.split("Tile<")[0]
-  parts += ["evaluation"] * (", false>" in policy) + ["window"] * (" Window," in name) + ["bias"] * (" Biased," in name)
+  parts += ["evaluation"] * (", false>" in policy) + ["documents"] * ("OwnDocument" in name)
+  parts += ["window"] * (" Window," in name) + ["bias"] * ("Biased" in name)
   return ", ".join(parts + ["mma.sync"] * (not found[2]))
 
 

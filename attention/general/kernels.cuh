@@ -80,6 +80,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Policy policy(settings, sink ? to_float(sink[place.h]) : settings.sink, place.h);
   Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
+  mask.template hold<false>(i0, Tile::HELD);
+  Places<Mask, EACH> at(mask, i0 + mine.held);
 
   float out_sum[OUTPUTS][R][EACH] = {}, sums[SUMS + 1][EACH], z[1][X][EACH];  // + 1: an array may not have length 0
   // f(the sums of row e). Sums are stored by sum, then by row, so that loops over e become vector code.
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int x = 0; x < X; x++)
 #pragma unroll
           for (int e = 0; e < EACH; e++)
-            z[0][x][e] = policy.score(z[0][x][e], float(i0 + mine.held + e + 1), float(j0 + mine.streamed(x) + 1));
+            z[0][x][e] = policy.score(z[0][x][e], at(e, i0 + mine.held + e), at(e, j0 + mine.streamed(x)));
       }
 
       // First of two sweeps
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int x = 0; x < X; x++)
           for (int e = 0; e < EACH; e++)
             with_sums(e, [&](float* s) {
-              look_at_score(policy, z[0][x][e], s, float(i0 + mine.held + e + 1), float(j0 + mine.streamed(x) + 1));
+              look_at_score(policy, z[0][x][e], s, at(e, i0 + mine.held + e), at(e, j0 + mine.streamed(x)));
             });
         continue;
       }
@@ -153,8 +155,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
             float c[CONSTANTS + 1], w[OUTPUTS];
             for (int n = 0; n < CONSTANTS; n++) c[n] = row[n][e];
             with_sums(e0 + e, [&](float* s) {
-              weigh_score(policy, z[0][x][e0 + e], c, s, w, float(i0 + mine.held + e0 + e + 1),
-                          float(j0 + mine.streamed(x) + 1));
+              weigh_score(policy, z[0][x][e0 + e], c, s, w, at(e0 + e, i0 + mine.held + e0 + e),
+                          at(e0 + e, j0 + mine.streamed(x)));
             });
             for (int n = 0; n < OUTPUTS; n++) weights[n][e] = w[n];
           }
@@ -249,6 +251,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Policy policy(settings, 0, place.h);
   Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template query_tiles<Tile::STREAM>(j0, Tile::HELD);
+  mask.template hold<true>(j0, Tile::HELD);
+  Places<Mask, EACH> at(mask, j0 + mine.held);
 
   float dk[R][EACH] = {}, dv[R][EACH] = {}, z[2][X][EACH], dz_sums[Tile::ROWS_EACH] = {};
   for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
@@ -268,8 +272,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       for (int e0 = 0; e0 < EACH; e0 += AT_ONCE) {
         float p[AT_ONCE], dz[AT_ONCE];
         for (int e = 0; e < AT_ONCE; e++)
-          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e], float(i + 1),
-                         float(j0 + mine.held + e0 + e + 1));
+          score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], row, p[e], dz[e], at(e0 + e, i),
+                         at(e0 + e, j0 + mine.held + e0 + e));
         write_neighbours(p_tile + to + e0, p);
         write_neighbours(dz_tile + to + e0, dz);
       }
@@ -317,6 +321,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Policy policy(settings, 0, place.h);
   Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
+  mask.template hold<false>(i0, Tile::HELD);
+  Places<Mask, EACH> at(mask, i0 + mine.held);
 
   float dq[R][EACH] = {}, z[2][X][EACH], dz_sums[Tile::ROWS_EACH] = {}, learned[EACH][Policy::LEARNED + 1] = {};
   for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
@@ -341,7 +347,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) {
           float r[ROW_VALUES + 1], p;
           for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          float i = float(i0 + mine.held + e0 + e + 1), j = float(j0 + mine.streamed(x) + 1);
+          float i = at(e0 + e, i0 + mine.held + e0 + e), j = at(e0 + e, j0 + mine.streamed(x));
           score_gradient(policy, z[0][x][e0 + e], z[1][x][e0 + e], r, p, dz[e], i, j);
           if constexpr (Policy::LEARNED > 0)
             policy.add_learned(learned[e0 + e], z[0][x][e0 + e], z[1][x][e0 + e], r, i, j);
@@ -394,13 +400,16 @@ template <class Tile> struct StatisticPlace {
 };
 
 // sums [PARTS][count][HELD] += the statistics of a tile of weights, -1 where a row does not see the key.
-template <class Tile>
-__device__ CPU_OUT_OF_LINE void add_statistics(float* sums, const float* weight_tile, int i0, int j0, int count) {
+template <class Tile, class Mask>
+__device__ CPU_OUT_OF_LINE void add_statistics(float* sums, const float* weight_tile, const Mask& mask, int i0, int j0,
+                                               int count) {
   constexpr int ROWS = StatisticPlace<Tile>::ROWS, PARTS = StatisticPlace<Tile>::PARTS,
                 KEYS = StatisticPlace<Tile>::KEYS;
   StatisticPlace<Tile> ours;
   if (ours.part >= PARTS) return;
   sums += size_t(ours.part) * count * Tile::HELD + ours.held;
+  int starts[ROWS];
+  for (int r = 0; r < ROWS; r++) starts[r] = mask.first(i0 + ours.held + r);
   float sum[RowStatistic::REACH][ROWS];
   for (int n = 0; n < RowStatistic::REACH; n++)
     for (int r = 0; r < ROWS; r++) sum[n][r] = sums[n * Tile::HELD + r];
@@ -408,12 +417,12 @@ __device__ CPU_OUT_OF_LINE void add_statistics(float* sums, const float* weight_
     int distance = i0 + ours.held - (j0 + s);  // of the first row
     if (distance + ROWS <= 0) break;
     const float* weights = weight_tile + s * Tile::HELD_STRIDE + bank_padded(ours.held);
-    float p[ROWS], first = j0 + s == 0 ? 1 : 0;
+    float p[ROWS];
     for (int r = 0; r < ROWS; r++) {
       p[r] = max(weights[r], 0.0f);
       sum[RowStatistic::SUM][r] += p[r];
       sum[RowStatistic::P_LOG_P][r] = fmaf(p[r], log_normal(max(p[r], 0x1p-126f)), sum[RowStatistic::P_LOG_P][r]);
-      sum[RowStatistic::FIRST][r] = fmaf(first, p[r], sum[RowStatistic::FIRST][r]);
+      sum[RowStatistic::FIRST][r] = fmaf(j0 + s == starts[r] ? 1.0f : 0.0f, p[r], sum[RowStatistic::FIRST][r]);
       sum[RowStatistic::LARGEST][r] = max(sum[RowStatistic::LARGEST][r], p[r]);
       sum[RowStatistic::DISTANCE][r] = fmaf(p[r], float(distance + r), sum[RowStatistic::DISTANCE][r]);
       sum[RowStatistic::ZEROS][r] += weights[r] == 0 ? 1.0f : 0.0f;
@@ -453,6 +462,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Policy policy(settings, 0, place.h);
   Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
+  mask.template hold<false>(i0, Tile::HELD);
+  Places<Mask, EACH> at(mask, i0 + mine.held);
 
   for (int n = threadIdx.x; n < PARTS * count * Tile::HELD; n += Tile::THREADS) all_sums[n] = 0;
   for (int r = threadIdx.x; r < Tile::HELD; r += Tile::THREADS) {
@@ -480,8 +491,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         for (int e = 0; e < AT_ONCE; e++) {
           float r[ROW_VALUES + 1], p, dz, score = z[0][x][e0 + e];
           for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          score_gradient(policy, score, 0, r, p, dz, float(i0 + mine.held + e0 + e + 1),
-                         float(j0 + mine.streamed(x) + 1));
+          score_gradient(policy, score, 0, r, p, dz, at(e0 + e, i0 + mine.held + e0 + e),
+                         at(e0 + e, j0 + mine.streamed(x)));
           weights[e] = score == -INFINITY ? -1 : p;
         }
         write_neighbours(to + e0, weights);
@@ -489,7 +500,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     }
     __syncthreads();
 
-    add_statistics<Tile>(all_sums, weight_tile, i0, j0, count);
+    add_statistics<Tile>(all_sums, weight_tile, mask, i0, j0, count);
   }
   __syncthreads();
 
@@ -568,13 +579,13 @@ void general_diagnose(float* statistics, const float* stats, const T* qkv, const
 // ---- the family
 
 // A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for
-// windows and biases: some of these kernels would spill.
+// other masks: some of these kernels would spill.
 template <class T, class File> bool add_general_of(Kind kind) {
   using Policies = PolicyOf<File, FullMaths>;
-  using Mask = std::conditional_t<on_cpu, Biased, Causal>;
+  using Mask = std::conditional_t<on_cpu, OwnDocument<Biased>, Causal>;
   Family<T> f = {.name = "general", .order = 3};
   f.suits = [](const AttentionCall<T>&) { return true; };
-  f.supports = [](const AttentionCall<T>& call, Addresses) { return on_cpu || !call.window_or_bias(); };
+  f.supports = [](const AttentionCall<T>& call, Addresses) { return on_cpu || !call.hides_or_adds(); };
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<T>& c) {
     Policies::choose(c.settings, [&]<class Policy>() { general_forward<T, Policy, Mask>(c); });

@@ -178,7 +178,14 @@ __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::STREAMED_EACH][EACH
   ScorePlace<Tile> mine;
   int first = held0 + mine.held;
   if constexpr (Mask::ADDS) {
-    if (mask.bias) {
+    if (mask.bias && of_documents(mask)) {
+      double held[EACH];
+      for (int e = 0; e < EACH; e++) held[e] = mask.exact(first + e);
+      for (int x = 0; x < Tile::STREAMED_EACH; x++) {
+        double streamed = mask.exact(stream0 + mine.streamed(x));
+        for (int e = 0; e < EACH; e++) z[x][e] += float(KEYS ? streamed - held[e] : held[e] - streamed);
+      }
+    } else if (mask.bias) {
       double origin = mask.exact(first);
       float held[EACH];
       for (int e = 0; e < EACH; e++) held[e] = float(mask.exact(first + e) - origin);

@@ -67,11 +67,11 @@ template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys
     wgmma_wait<0>(z, dp);
 
     // P and dz
-    float first = float(i0 + mine.column(0) + 1);
     for_columns(row_values, [&](int n, const float(&row)[2][ROW_VALUES + 1]) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        float pair_p[2], pair_dz[2], j = float(block_row + mine.row(half) + 1);
+        int key = block_row + mine.row(half);
+        float pair_p[2], pair_dz[2], j = place(mask, key, key), first = place(mask, key, i0 + mine.column(0));
 #pragma unroll
         for (int c = 0; c < 2; c++)
           finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c],
@@ -106,7 +106,7 @@ template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys
   __device__ __forceinline__ void store_dv_and_dk() {
     int H = a.shape.H, b = tile.head / H, h = tile.head % H, row = block_row + mine.consumer * BOX;
     store_rows<Tile>(a.dqkv, b, row, 2 * H + h, values, dv);
-    undo_preparation<Tile>(dk, a.preparation, HeldRows<Tile>{keys}, 1, b, h, block_row, a.shape);
+    undo_preparation<Tile>(dk, a.preparation, mask, HeldRows<Tile>{keys}, 1, b, h, block_row, a.shape);
     store_rows<Tile>(a.dqkv, b, row, H + h, values, dk);
   }
 };
@@ -121,6 +121,7 @@ template <class Policy, class Mask, class Tile> struct BackwardKeys : HeldKeys<B
     auto query_tiles = mask.template query_tiles<STREAM>(block_row, Tile::HELD);
     int own_row = block_row + mine.consumer * BOX;
     int own_begin = mask.template query_tiles<STREAM>(own_row, BOX).begin;  // earlier queries see none of its keys
+    this->template hold<true>();
     clear(dk), clear(dv);
     stages.await_held(tile.number);
 
@@ -189,6 +190,7 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
         row[half][n] =
             i < a.shape.T ? a.rows[n * a.shape.row_values_pitch() + size_t(tile.head) * a.shape.row_pitch + i] : 0;
     }
+    this->template hold<false>();
     clear(dq);
     stages.await_held(tile.number);
 
@@ -225,9 +227,9 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
     stages.free(stages.streamed + 1);
 
     // dz, in place of dP
-    float first = float(j0 + mine.column(0) + 1);
     for_elements<N>([&](int n, int half, int c) {
-      float p, i = float(block_row + mine.row(half) + 1), j = mine.column(first, n, c);
+      int query = block_row + mine.row(half);
+      float p, i = place(mask, query, query), j = mine.column(place(mask, query, j0 + mine.column(0)), n, c);
       if constexpr (Policy::LEARNED > 0)
         policy.add_learned(learned[0][half], z[n][2 * half + c], dp[n][2 * half + c], row[half], i, j);
       finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c], i, j);
@@ -247,7 +249,7 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
   // The result, through the queries' buffer
   __device__ __forceinline__ void store() {
     int b = tile.head / a.shape.H, h = tile.head % a.shape.H;
-    undo_preparation<Tile>(dq, a.preparation, HeldRows<Tile>{queries}, 0, b, h, block_row, a.shape);
+    undo_preparation<Tile>(dq, a.preparation, mask, HeldRows<Tile>{queries}, 0, b, h, block_row, a.shape);
     store_rows<Tile>(a.dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
     stages.free_held(tile.number);
     Base::store_sums_of_dz(dz_sums);

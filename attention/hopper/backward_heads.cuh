@@ -124,7 +124,7 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
     auto prepared = [&](const ConsumerThread& mine, int n, int half) {
       return queries + min(block_row + mine.row(half), a.shape.T - 1) * a.shape.qkv_stride + mine.column(n);
     };
-    undo_preparation<Tile>(dq, a.preparation, prepared, 0, b, h, block_row, a.shape);
+    undo_preparation<Tile>(dq, a.preparation, mask, prepared, 0, b, h, block_row, a.shape);
     store_rows<Tile>(a.dqkv, b, block_row + mine.consumer * BOX, h, values, dq);
     stages.free_held(tile.number);
   }

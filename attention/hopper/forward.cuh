@@ -41,6 +41,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   }
 
   __device__ __forceinline__ void compute() {
+    this->template hold<false>();
     stages.await_held(tile.number);
     if constexpr (TWO_SWEEPS) first_sweep();
     first_step();
@@ -114,7 +115,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     for_elements<N>([&](int n, int half, int c) { row[half][2 * n + c] = z[n][2 * half + c]; });
 #pragma unroll
     for (int half = 0; half < 2; half++)
-      first_sweep_row(policy, row[half], (step + 1) * 2 * N, sums[half], block_row + mine.row(half),
+      first_sweep_row(policy, mask, row[half], (step + 1) * 2 * N, sums[half], block_row + mine.row(half),
                       key_tiles.row(step), mine);
   }
 
@@ -177,7 +178,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   // ---- weights
 
   template <int COLUMNS> __device__ __forceinline__ void formula(float (&z)[COLUMNS][4], int j0) {
-    if constexpr (Policy::IS_FORMULA) score_formula(one_group(z), policy, block_row, j0, mine);
+    if constexpr (Policy::IS_FORMULA) score_formula(one_group(z), policy, mask, block_row, j0, mine);
   }
   // With OVERLAP z = the weights, which pack() moves to `weights` when the products have read those of the step before;
   // otherwise `weights` at once. factor = the number by which the outputs so far are to be multiplied.
@@ -198,7 +199,8 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
     weigh_row<KEYS>(0, j0), weigh_row<KEYS>(1, j0);  // a loop over both is too much for nvcc 12.4 to unroll
   }
   template <int KEYS> __device__ __forceinline__ void weigh_row(int half, int j0) {
-    float i = float(block_row + mine.row(half) + 1), first = float(j0 + mine.column(0) + 1);
+    int row = block_row + mine.row(half);
+    float i = place(mask, row, row), first = place(mask, row, j0 + mine.column(0));
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++) {
       float low[OUTPUTS], high[OUTPUTS];

@@ -33,11 +33,12 @@ template <class Policy, int DIM>
 using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, BY_PLACE<Policy>), 1, 0,
                                hopper_forward_in_turn(DIM, Policy::SWEEPS)>;
 // The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24
-// bytes).
+// bytes); so does what OwnDocument asks of each key (softmax would spill 8).
 template <class Policy, int DIM, class Mask>
-using KeysTile = HopperTile<
-    DIM, hopper_keys_size(DIM, Policy::GRADIENT_REGISTERS || (Mask::ADDS && (!Policy::RESCALES || BY_PLACE<Policy>))),
-    2, Policy::ROW_VALUES, hopper_keys_in_turn(DIM)>;
+using KeysTile = HopperTile<DIM,
+                            hopper_keys_size(DIM, Policy::GRADIENT_REGISTERS || Mask::DOCUMENTS ||
+                                                      (Mask::ADDS && (!Policy::RESCALES || BY_PLACE<Policy>))),
+                            2, Policy::ROW_VALUES, hopper_keys_in_turn(DIM)>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
 template <class Policy, int DIM, class Mask>
 using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, BY_PLACE<Policy> && (Mask::ADDS || Policy::LEARNED)), 2, 0,
@@ -68,7 +69,8 @@ void hopper_backward_by(const char* name, Kernel kernel, const BackwardCall<bf16
 }
 
 template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) {
-  if constexpr (hopper_widest(Policy::GRADIENT_REGISTERS, Mask::ADDS) == 128) with_width<64, 128>(D, f);
+  if constexpr (hopper_widest(Policy::GRADIENT_REGISTERS, Mask::ADDS || Mask::DOCUMENTS) == 128)
+    with_width<64, 128>(D, f);
   else with_width<64>(D, f);
 }
 
@@ -114,7 +116,7 @@ template <class Policy> bool hopper_supports(const AttentionCall<bf16>& call, Ad
   int D = call.shape.D;
   bool aligned = D % 8 == 0 && call.row_stride() % D == 0;
   for (const void* array : arrays) aligned = aligned && reinterpret_cast<size_t>(array) % 128 == 0;
-  return aligned && D <= hopper_widest(Policy::GRADIENT_REGISTERS, call.settings.bias != Bias::none);
+  return aligned && D <= hopper_widest(Policy::GRADIENT_REGISTERS, call.separate() || call.settings.bias != Bias::none);
 }
 
 template <class File> bool add_hopper(Kind kind) {
@@ -144,11 +146,11 @@ template <class File> bool add_hopper(Kind kind) {
     };
     f.supports = [](const AttentionCall<bf16>& call, Addresses arrays) {
       return hopper_supports<typename Policies::Usual>(call, arrays) && call.shape.D <= 64 &&
-             call.settings.bias == Bias::none;
+             call.settings.bias == Bias::none && call.settings.documents == Documents::joined;
     };
     f.backward = [](const BackwardCall<bf16>& c) {
       Policies::choose(c.settings, [&]<class Policy>() {
-        if (c.call.window_or_bias()) hopper_heads_backward<Policy, Window>(c);
+        if (c.call.hides_or_adds()) hopper_heads_backward<Policy, Window>(c);
         else hopper_heads_backward<Policy, Causal>(c);
       });
     };

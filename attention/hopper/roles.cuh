@@ -101,6 +101,8 @@ template <class Arguments, class Mask_, class Tile_> struct HopperPass {
   __device__ __forceinline__ bf16* held(int tensor) const {
     return stages.held(tile.number, tensor) + mine.consumer * BOX * TILE_COLUMNS;
   }
+  // Prepares the mask for the warp's held rows.
+  template <bool KEYS> __device__ __forceinline__ void hold() { mask.template hold<KEYS>(block_row + mine.first, 16); }
   // z = what the mask adds to the scores, before the fence of the products that add the rest; KEYS: keys are held.
   template <bool KEYS, int N> __device__ __forceinline__ void begin(float (&z)[N][4], int stream0) const {
     if constexpr (Mask::ADDS) begin_scores<KEYS>(one_group(z), mask, block_row, stream0, mine);

@@ -24,8 +24,8 @@ constexpr HopperSize hopper_forward_size(int width, int sweeps, bool of_file) {
   if (sweeps == 1 && !of_file) return {128, 4};  // the same ring, beside 64 KB of queries
   return {64, 8};  // two outputs of 128 channels, or one beside a formula, leave registers for 64 keys
 }
-// The widest heads: with a bias dK and dV of two tensors of 128 channels spill where slopes are needed.
-constexpr int hopper_widest(int gradient_registers, bool biased) { return gradient_registers && biased ? 64 : 128; }
+// The widest heads: with a bias or separate documents dK and dV of 128 channels spill where slopes are needed.
+constexpr int hopper_widest(int gradient_registers, bool more) { return gradient_registers && more ? 64 : 128; }
 constexpr HopperSize hopper_keys_size(int width, int gradient_registers) {
   // 128 KB are held: a ring of 96 KB fits beside them, where slopes need no further row values
   if (width == 128) return {64, gradient_registers ? 4 : 6};
@@ -261,10 +261,10 @@ template <class Tile> struct HeldRows {
 // prepare_backward() does. rows: the prepared rows, as HeldRows gives them. The head has DIM channels, so those that
 // RoPE turns together, half a head apart, belong to one thread. Rows from T on are never stored; they read the last
 // row's values.
-template <class Tile, class Rows>
+template <class Tile, class Mask, class Rows>
 __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], const Preparation<bf16>& done,
-                                                 const Rows& rows, int part, int b, int h, int block_row,
-                                                 const KernelShape& shape) {
+                                                 const Mask& mask, const Rows& rows, int part, int b, int h,
+                                                 int block_row, const KernelShape& shape) {
   constexpr int N = Tile::DIM / 8, HALF = N / 2;
   if (!done.undo) return;
   ConsumerThread mine;
@@ -272,7 +272,7 @@ __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], c
   const float2* angles[2];
   for (int half = 0; half < 2; half++) {
     int t = min(block_row + mine.row(half), shape.T - 1);
-    alpha[half] = part == 0 ? done.scale(t, h) : 1;
+    alpha[half] = part == 0 ? done.scale(t - mask.first(t), h) : 1;
     inverse[half] = done.norms ? done.norms[((size_t(b) * shape.T + t) * 2 + part) * shape.H + h] : 1;
     angles[half] = done.rope + size_t(t) * (Tile::DIM / 2);
   }

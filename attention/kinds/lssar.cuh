@@ -76,7 +76,9 @@ template <class Maths, class Power, bool TRAINING = true> struct Lssar : PolicyD
   }
   // The thread's N scores of a row in a tile, of `seen` so far, by the whole warp: sum f = sum max(z, 0) + log2 of the
   // product of 1 + 2^-|z|, which stays below 2^32. Each product is rounded, so the logarithm is off by N 2^-23 at
-  // most: 2^-14 of the sum, if that is at least 2^-9 for each score so far. Otherwise f is summed score by score.
+  // most: 2^-14 of the sum, if that is at least 2^-9 for each score so far. Otherwise f is summed score by score. So a
+  // row's bits depend on the warp's other rows, but not on other documents: where a warp has rows of two, one is a
+  // document's first, and lanes that have none of its only score always ask for this.
   template <int N> __device__ void first_sweep_tile(const float (&z)[N], int seen, float* sums) const {
     static_assert(N <= 32);
     float product = 1, sum = 0;

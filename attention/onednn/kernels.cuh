@@ -74,7 +74,14 @@ Scratch& scratch_of_thread() {
 
 // z as the mask wants it: queries from i0, `keys` keys from j0.
 template <class Mask> void mask_scores(FloatTile& z, const Mask& mask, int i0, int j0, int keys) {
-  if (mask.bias) {
+  if (mask.bias && mask.documents) {
+    double c[SIDE];
+    for (int e = 0; e < SIDE; e++) c[e] = mask.exact(i0 + e);
+    for (int key = 0; key < keys; key++) {
+      double of_key = mask.exact(j0 + key);
+      for (int e = 0; e < SIDE; e++) z[key][e] += float(c[e] - of_key);
+    }
+  } else if (mask.bias) {
     double origin = mask.exact(i0);
     QueryFloats c;
     for (int e = 0; e < SIDE; e++) c[e] = float(mask.exact(i0 + e) - origin);
@@ -116,7 +123,9 @@ void forward_tile(const ForwardCall<bf16>& c, const KernelShape& shape, int b, i
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
              v = head_of_qkv(c.qkv, 2, b, h, shape);
   const Policy policy(c.settings, c.sink ? to_float(c.sink[h]) : c.settings.sink, h);
-  const Mask mask(c.settings, T, shape.head_number(b, h));
+  Mask mask(c.settings, T, shape.head_number(b, h));
+  mask.template hold<false>(i0, SIDE);
+  const Places<Mask, SIDE> at(mask, i0);
   auto tiles = mask.template key_tiles<SIDE>(i0, SIDE);
   QueryNumbers<Policy::SUMS> sums;
   QueryNumbers<Policy::CONSTANTS> constants;
@@ -134,15 +143,14 @@ void forward_tile(const ForwardCall<bf16>& c, const KernelShape& shape, int b, i
       if constexpr (Policy::IS_FORMULA) {
         for (int key = 0; key < keys; key++)
           for (int e = 0; e < SIDE; e++)
-            scratch.z[key][e] = policy.score(scratch.z[key][e], float(i0 + e + 1), float(j0 + key + 1));
+            scratch.z[key][e] = policy.score(scratch.z[key][e], at(e, i0 + e), at(e, j0 + key));
       }
       if (!weighing) {
         for (int e0 = 0; e0 < SIDE; e0 += LANES)
           for (int key = 0; key < keys; key++)
             for (int e = e0; e < e0 + LANES; e++)
-              sums.at(e, [&](float* s) {
-                look_at_score(policy, scratch.z[key][e], s, float(i0 + e + 1), float(j0 + key + 1));
-              });
+              sums.at(e,
+                      [&](float* s) { look_at_score(policy, scratch.z[key][e], s, at(e, i0 + e), at(e, j0 + key)); });
         continue;
       }
       if constexpr (Policy::RESCALES) {
@@ -161,7 +169,7 @@ void forward_tile(const ForwardCall<bf16>& c, const KernelShape& shape, int b, i
             float w[OUTPUTS], row[Policy::CONSTANTS + 1];
             for (int n = 0; n < Policy::CONSTANTS; n++) row[n] = constants.of[n][e];
             sums.at(e, [&](float* s) {
-              weigh_score(policy, scratch.z[key][e], row, s, w, float(i0 + e + 1), float(j0 + key + 1));
+              weigh_score(policy, scratch.z[key][e], row, s, w, at(e, i0 + e), at(e, j0 + key));
             });
             scratch.z[key][e] = w[0];
             if constexpr (OUTPUTS > 1) scratch.dp[key][e] = w[1];
@@ -216,7 +224,7 @@ void backward_tile(const BackwardCall<bf16>& c, const KernelShape& shape, int b,
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
              v = head_of_qkv(c.qkv, 2, b, h, shape), dout = head_of_out(c.dout, b, h, shape);
   const Policy policy(c.settings, 0, h);
-  const Mask mask(c.settings, T, shape.head_number(b, h));
+  Mask mask(c.settings, T, shape.head_number(b, h));
   if (scratch.products.size() < size_t(2) * SIDE * D) scratch.products.resize(size_t(2) * SIDE * D);
   float *dk = scratch.products.data(), *dv = dk + SIDE * D, dz_by_key[SIDE] = {};
   bf16* gradients = c.dqkv + size_t(b) * T * shape.qkv_stride + size_t(h) * D;
@@ -228,6 +236,8 @@ void backward_tile(const BackwardCall<bf16>& c, const KernelShape& shape, int b,
   for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
     int queries = std::min(SIDE, T - i0);
     bool later = i0 != tiles.begin;
+    mask.template hold<false>(i0, SIDE);
+    const Places<Mask, SIDE> at(mask, i0);
     multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), scratch.z[0], SIDE, false);
     multiply(keys, queries, D, rows_of(v, j0), columns_of(dout, i0), scratch.dp[0], SIDE, false);
     mask_scores(scratch.z, mask, i0, j0, keys);
@@ -239,7 +249,7 @@ void backward_tile(const BackwardCall<bf16>& c, const KernelShape& shape, int b,
     for (int key = 0; key < keys; key++) {
       for (int e = 0; e < SIDE; e++)
         rows.at(e, [&](float* row) {
-          float z = scratch.z[key][e], dp = scratch.dp[key][e], i = float(i0 + e + 1), j = float(j0 + key + 1);
+          float z = scratch.z[key][e], dp = scratch.dp[key][e], i = at(e, i0 + e), j = at(e, j0 + key);
           score_gradient(policy, z, dp, row, scratch.z[key][e], scratch.dp[key][e], i, j);
           if constexpr (LEARNED > 0) learned.at(e, [&](float* l) { policy.add_learned(l, z, dp, row, i, j); });
         });
@@ -303,22 +313,25 @@ template <class Policy, class Mask> void backward_heads(const BackwardCall<bf16>
 
 // ---- the family
 
+// A CPU has one instance for all masks, to compile in half the time.
+using EveryMask = OwnDocument<Biased>;
+
 template <class Policy> void onednn_forward(const ForwardCall<bf16>& c) {
   KernelShape shape = kernel_shape<bf16>(c.call, {c.out, c.qkv});
   ProfileScope scope("attention_forward_onednn", c.call.stream);
   int tiles = shape.tiles(SIDE), heads = shape.B * shape.H;
   cpu::put_on(c.call.stream, [=] {
     cpu::parallel_for(int64_t(tiles) * heads, [&](int n) {  // the tiles with the most keys first
-      forward_tile<Policy, Biased>(c, shape, n % heads / shape.H, n % shape.H, (tiles - 1 - n / heads) * SIDE);
+      forward_tile<Policy, EveryMask>(c, shape, n % heads / shape.H, n % shape.H, (tiles - 1 - n / heads) * SIDE);
     });
   });
 }
 
 template <class Policy> void onednn_backward(const BackwardCall<bf16>& c) {
   KernelShape shape = kernel_shape<bf16>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
-  write_row_values<bf16, Policy, Biased>(c, shape);
+  write_row_values<bf16, Policy, EveryMask>(c, shape);
   ProfileScope scope("attention_backward_onednn", c.call.stream);
-  cpu::put_on(c.call.stream, [c, shape] { backward_heads<Policy, Biased>(c, shape); });
+  cpu::put_on(c.call.stream, [c, shape] { backward_heads<Policy, EveryMask>(c, shape); });
 }
 
 // The forward pass saves the same numbers as the general kernels.

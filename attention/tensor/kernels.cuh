@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
           v = head_of_qkv(qkv, 2, b, h, shape);
   Policy policy(settings, sink ? to_float(sink[h]) : settings.sink, h);
   Mask mask(settings, shape.T, shape.head_number(b, h));
+  mask.template hold<false>(i0, Tile::WARP_ROWS);
   Fragment mine;
   T* my_queries = query_tile + warp * Tile::WARP_ROWS * Tile::DIM;
 
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     begin_scores<false>(z, mask, i0, first_key(step));
     add_scores<Tile>(z, my_queries, keys);
     mask_scores<false>(z, mask, i0, first_key(step));
-    if constexpr (Policy::IS_FORMULA) score_formula(z, policy, i0, first_key(step));
+    if constexpr (Policy::IS_FORMULA) score_formula(z, policy, mask, i0, first_key(step));
     return keys + TILE;
   };
 
@@ -74,7 +75,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         float row[2 * N];
 #pragma unroll
         for (int n = 0; n < N; n++) row[2 * n] = z[m][n][2 * half], row[2 * n + 1] = z[m][n][2 * half + 1];
-        first_sweep_row(policy, row, (step + 1) * 2 * N, sums[m][half], i0 + mine.row(half, m), first_key(step), mine);
+        first_sweep_row(policy, mask, row, (step + 1) * 2 * N, sums[m][half], i0 + mine.row(half, m), first_key(step),
+                        mine);
       });
       __syncthreads();  // all have read this step's tiles
     }
@@ -106,9 +108,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 
     // Weights, and the outputs that they add
     Weights<Tile> weights[OUTPUTS];
-    float first = float(first_key(step) + mine.column(0) + 1);
     for_rows<M>([&](int m, int half) {
-      float i = float(i0 + mine.row(half, m) + 1);
+      int row = i0 + mine.row(half, m);
+      float i = place(mask, row, row), first = place(mask, row, first_key(step) + mine.column(0));
 #pragma unroll
       for (int n = 0; n < N; n++) {
         float low[OUTPUTS], high[OUTPUTS];
@@ -171,6 +173,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   rows += first_row;
   Policy policy(settings, 0, h);
   Mask mask(settings, shape.T, shape.head_number(b, h));
+  mask.template hold<true>(j0, Tile::WARP_ROWS);
   Fragment mine;
   T *my_keys = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_values = my_keys + HELD_TILE;
 
@@ -213,7 +216,6 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     mask_scores<true>(z, mask, j0, i0);
     if constexpr (!DP_FIRST) scores<Tile>(dp, my_values, douts);
     Weights<Tile> p, dz;
-    float first = float(i0 + mine.column(0) + 1);
 #pragma unroll
     for (int n = 0; n < N; n++) {
       float row[2][ROW_VALUES + 1];
@@ -222,7 +224,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
 #pragma unroll
         for (int c = 0; c < 2; c++) row[c][r] = row_values[r * Tile::STREAM + mine.column(n) + c];
       for_rows<M>([&](int m, int half) {
-        float pair_p[2], pair_dz[2], j = float(j0 + mine.row(half, m) + 1);
+        int key = j0 + mine.row(half, m);
+        float pair_p[2], pair_dz[2], j = place(mask, key, key), first = place(mask, key, i0 + mine.column(0));
 #pragma unroll
         for (int c = 0; c < 2; c++)
           score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c],
@@ -264,6 +267,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
   rows += first_row;
   Policy policy(settings, 0, h);
   Mask mask(settings, shape.T, shape.head_number(b, h));
+  mask.template hold<false>(i0, Tile::WARP_ROWS);
   Fragment mine;
   T *my_queries = held + warp * Tile::WARP_ROWS * Tile::DIM, *my_douts = my_queries + HELD_TILE;
 
@@ -303,9 +307,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     mask_scores<false>(z, mask, i0, j0);
     scores<Tile>(dp, my_douts, values);
     Weights<Tile> dz;
-    float first = float(j0 + mine.column(0) + 1);
     for_rows<M>([&](int m, int half) {
-      float i = float(i0 + mine.row(half, m) + 1);
+      int query = i0 + mine.row(half, m);
+      float i = place(mask, query, query), first = place(mask, query, j0 + mine.column(0));
 #pragma unroll
       for (int n = 0; n < N; n++) {
         float p, pair[2];

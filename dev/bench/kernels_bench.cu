@@ -128,7 +128,8 @@ template <class T> static void measure(const Model& m) {
     ::line(name, std::is_same_v<T, bf16>, bytes, flops, run);
   };
 
-  line("embedding_forward", 2 * NC * s, 0, [&] { embedding_forward<T>(x, inputs, wte, wpe, B, T_, C, stream); });
+  line("embedding_forward", 2 * NC * s, 0,
+       [&] { embedding_forward<T>(x, inputs, wte, wpe, nullptr, B, T_, C, stream); });
   line("embedding_backward", NC * s + 8.0 * std::min(N, V) * C, NC,
        [&] { embedding_backward<T>(dwte, nullptr, x, sorted, workspace, B, T_, C, stream); });
   line("embedding_backward + positions", 2 * NC * s + 8.0 * std::min(N, V) * C, 2 * NC,

@@ -17,12 +17,12 @@ template <class P> using Numbers = std::vector<typename P::real>;
 
 // What a test sets of a layer, and the call with it.
 struct AttentionSetup : AttentionSettings {
-  int context = 1024;
-  int qkv_stride = 0;
+  int context = 1024, qkv_stride = 0;
   float scale_factor = 1;
   const char* family = nullptr;
   int spare_multiprocessors = 0;
   std::vector<double> learned = {};  // of a kind that is a file, [LEARNED][H]; empty: all as they begin
+  std::vector<int2> spans = {};      // AttentionCall::documents, of separate ones
   template <class T> AttentionCall<T> call(const AttentionShape& shape) const {
     return {.settings = *this,
             .shape = shape,
@@ -597,6 +597,7 @@ inline std::string describe(const AttentionSettings& s, const AttentionShape& sh
   for (const ScoreKey& p : kind.parameters) more += format(" %s %g", p.name, s.parameter(p.name));
   if (s.window) more += format(" window %d sink tokens %d", s.window, s.sink_tokens);
   if (s.bias != Bias::none) more += " with a bias";
+  more += s.documents == Documents::joined ? "" : " separate";
   return format("%s%s sink %s norm %s scale %s B %d T %d H %d D %d", kind.name, more.c_str(), sink_names[int(s.sink)],
                 qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T, shape.H, shape.D);
 }
@@ -621,13 +622,14 @@ inline Numbers<Exact> random_bias(const AttentionShape& shape, unsigned seed) {
 }
 
 // The bias c [B, H, T] as the kernels of a kind read it; none if there is none.
-inline std::vector<float> as_kernels_read(const Numbers<Exact>& c, const AttentionShape& shape, Kind kind) {
+inline std::vector<float> as_kernels_read(const Numbers<Exact>& c, const AttentionShape& shape, Kind kind,
+                                          const std::vector<int2>& spans = {}) {
   std::vector<float> all(c.empty() ? 0 : bias_floats(shape), NAN);
   for (size_t row = 0; row < c.size(); row++) {
-    int t = int(row % shape.T);
+    int t = int(row % shape.T), start = spans.empty() ? 0 : spans[row / (size_t(shape.H) * shape.T) * shape.T + t].x;
     float* head = &all[row / shape.T * bias_floats(shape.T)];
     if (t % BIAS_ROWS == 0) origin_of(head, t) = as_two_floats(c[row] / kind_row(kind).unit);
-    write_bias(head, shape.T, t, c[row] / kind_row(kind).unit);
+    write_bias(head, shape.T, t, c[row] / kind_row(kind).unit, start);
   }
   return all;
 }

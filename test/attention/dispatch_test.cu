@@ -27,7 +27,7 @@ TEST(AttentionDispatch, TakesTheFirstFamilyThatSupportsTheCall) {
   Family<float> stub = {.name = "stub", .order = 0};
   stub.suits = [](const AttentionCall<float>&) { return suits; };
   stub.supports = [](const AttentionCall<float>& call, Addresses) {
-    return call.shape.D == 16 && !call.window_or_bias();
+    return call.shape.D == 16 && !call.hides_or_adds();
   };
   stub.forward = stub.evaluate = [](const ForwardCall<float>&) { calls++; };
   stub.backward = [](const BackwardCall<float>&) { calls++; };

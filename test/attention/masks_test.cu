@@ -13,8 +13,18 @@
 #include "test/support/error_of.h"
 
 // Every held tile's streamed tiles are those in which a row sees a key, and no others, by either way to count them.
-template <class Mask, int HELD, int STREAM> static int64_t check_tiles(const AttentionSettings& s, int T) {
-  KernelSettings settings{.window = s.window > 0 ? s.window : NO_WINDOW, .sink_tokens = s.sink_tokens};
+// starts: where documents begin, without 0.
+template <class Mask, int HELD, int STREAM>
+static int64_t check_tiles(const AttentionSettings& s, int T, const std::vector<int>& starts = {}) {
+  std::vector<int2> documents(T, make_int2(0, T));
+  for (int start : starts) {
+    for (int t = 0; t < std::min(start, T); t++) documents[t].y = std::min(documents[t].y, start);
+    for (int t = start; t < T; t++) documents[t] = make_int2(start, T);
+  }
+  KernelSettings settings{.window = s.window > 0 ? s.window : NO_WINDOW,
+                          .sink_tokens = s.sink_tokens,
+                          .heads = 1,
+                          .documents = documents.data()};
   Mask mask(settings, T, 0);
   int64_t count = 0;
   auto check = [&](const char* name, auto tiles, int row0, auto sees) {
@@ -31,12 +41,29 @@ template <class Mask, int HELD, int STREAM> static int64_t check_tiles(const Att
     ASSERT_EQ(by_numbers, expected) << name << " of " << row0 << ", T " << T << " window " << s.window;
     count += int64_t(expected.size());
   };
-  auto sees = [&](int i, int j) { return ref_sees(s, i, j); };
+  auto start = [&](int i) { return Mask::DOCUMENTS ? documents[i].x : 0; };
+  auto sees = [&](int i, int j) { return j >= start(i) && ref_sees(s, i - start(i), j - start(i)); };
   for (int row0 = 0; row0 < T; row0 += HELD) {
     check("keys", mask.template key_tiles<STREAM>(row0, HELD), row0, sees);
     check("queries", mask.template query_tiles<STREAM>(row0, HELD), row0, [&](int j, int i) { return sees(i, j); });
   }
-  for (int i = 0; i < T; i++) EXPECT_EQ(mask.keys(i), int(ref_keys(s, i).size())) << i;
+  for (int i = 0; i < T; i++) EXPECT_EQ(mask.keys(i), int(ref_keys(s, i - start(i)).size())) << i;
+  // Whole tiles that are not cut are seen as the diagonal says; and each score as it is.
+  auto check_scores = [&]<bool KEYS>(std::bool_constant<KEYS>) {
+    for (int held0 = 0; held0 < T; held0 += HELD) {
+      mask.template hold<KEYS>(held0, HELD);
+      for (int stream0 = 0; stream0 < T; stream0 += STREAM) {
+        bool cut = mask.template cuts<KEYS>(held0, HELD, stream0, STREAM);
+        for (int held = held0; held < std::min(held0 + HELD, T); held++)
+          for (int streamed = stream0; streamed < std::min(stream0 + STREAM, T); streamed++) {
+            int i = KEYS ? streamed : held, j = KEYS ? held : streamed;
+            ASSERT_EQ(mask.template sees<KEYS>(held, streamed), sees(i, j)) << i << " sees " << j;
+            if (!cut && j <= i) ASSERT_TRUE(sees(i, j)) << i << " sees " << j << " in an uncut tile";
+          }
+      }
+    }
+  };
+  check_scores(std::false_type()), check_scores(std::true_type());
   return count;
 }
 TEST(Masks, TilesAreThoseThatAreSeen) {
@@ -48,6 +75,18 @@ TEST(Masks, TilesAreThoseThatAreSeen) {
         check_tiles<Window, 16, 32>(s, T);
         if (window == 0) check_tiles<Causal, 32, 16>(s, T), check_tiles<Causal, 16, 32>(s, T);
       }
+}
+
+TEST(Masks, TilesOfDocumentsAreThoseThatAreSeen) {
+  const std::vector<std::vector<int>> all_starts = {{}, {1}, {39}, {16, 32, 64}, {5, 6, 7, 70, 71, 100}, {50, 128}};
+  for (int T : {1, 40, 97, 130})
+    for (int window : {0, 1, 16, 33, 64})
+      for (int sinks : {0, 1, 16, 20})
+        for (const std::vector<int>& starts : all_starts) {
+          AttentionSettings s{.window = window, .sink_tokens = window ? sinks : 0};
+          check_tiles<OwnDocument<Window>, 32, 16>(s, T, starts);
+          check_tiles<OwnDocument<Window>, 16, 32>(s, T, starts);
+        }
 }
 
 // With a window the tiles grow as T does; without one as its square.
