@@ -183,6 +183,7 @@ void Program::agree_on_resume_point() {
   if (comm().first() && evaluates_) report_validation(config_, data_, from ? from->state.train : data_.train_files);
   if (from && training_) check_same_run(*from, config_, data_.train_files, data_.val_files);
   if (from && !training_) check_same_model(*from, config_, resume_point_.run);
+  find_separator(config_, data_, from ? from->state.tokenizer : Vocabulary(), comm().first());
   if (several_ && !on_cpu) device_ = device_info();  // NCCL has taken some memory
 }
 
@@ -307,7 +308,6 @@ void Program::train_run(Loader& loader) {
   state.train = data_.train_files;
   state.val = data_.val_files;
   if (data_.vocabulary().known()) state.tokenizer = data_.vocabulary();
-  else if (state.tokenizer.known()) config_.end_of_text = state.tokenizer.end_of_text;  // shards without their X.json
   state.config = config_;
   state.others = carried_;
   MetricsLog metrics = begun_metrics(run_dir.get());

@@ -23,6 +23,7 @@
 #include <cstring>
 
 #include "model/activations.h"
+#include "attention/documents.cuh"
 #include "attention/position_bias.cuh"
 #include "attention/prepare.cuh"
 #include "kernels/cross_entropy.cuh"
@@ -127,8 +128,14 @@ double flops_per_token(const Config& config) {
   double context = 0;  // keys of all rows of a sequence
   if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
   for (int l = 0; l < m.layers; l++) {
-    double most = config.layer(l).attention.keys_seen(m.context), seen = most * (most + 1) / 2;
-    context += m.context * ((seen + (m.context - most) * most) / full);
+    AttentionSettings a = config.layer(l).attention;
+    bool separate = a.documents == Documents::separate && !config.document_lengths.empty();
+    double seen = 0, rows = 0;
+    for (int length : separate ? config.document_lengths : std::vector{m.context}) {
+      double most = a.keys_seen(length);
+      seen += most * (most + 1) / 2 + (length - most) * most, rows += length;
+    }
+    context += m.context * (seen * (m.context / rows) / full);
   }
   return 6.0 * parameters + 6.0 * context * m.heads * m.head_dim;
 }
@@ -169,7 +176,7 @@ class Gpt2 final : public Model {
     memory_ = DeviceBlock(plan);
     size_t rows = std::max({size_t(config.batch.micro) * m.context, eval_rows, size_t(m.context)});
     for (Staging& s : staging_) {
-      CUDA_CHECK(cudaMallocHost(&s.words, (4 + std::max(1, K)) * rows * sizeof(int)));
+      CUDA_CHECK(cudaMallocHost(&s.words, (6 + std::max(1, K)) * rows * sizeof(int)));
       CUDA_CHECK(cudaEventCreate(&s.copied));
     }
     CUDA_CHECK(cudaMallocHost(&report_, 2 * sizeof(float)));
@@ -218,7 +225,7 @@ class Gpt2 final : public Model {
         .qkv_stride = a.columns.Q, .scale_factor = layers_[l].rotated ? scale_factor_ : 1, .family = family_,
         .spare_multiprocessors = spare_multiprocessors_, .stream = stream,
         .ssmax_scale = weight(SSMAX_SCALE, l), .dssmax_scale = gradient(SSMAX_SCALE, l),
-        .sink = weight(SINK, l), .dsink = gradient(SINK, l), .bias = a.bias,
+        .sink = weight(SINK, l), .dsink = gradient(SINK, l), .bias = a.bias, .documents = b.documents,
         .rope = layers_[l].rotated ? b.rope : nullptr, .norms = a.qk_norms};
     for (int n = 0; n < MOST_PARAMETERS; n++)
       call.learned[n] = weight(Parameter(SCORE + n), l), call.dlearned[n] = gradient(Parameter(SCORE + n), l);
@@ -284,6 +291,13 @@ void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const Targets
     sort_by_token(words, inputs, N, Vp);
     send(act.sorted, size_t(2) * N * sizeof(int));
   }
+  if (act.sorted_positions) {
+    std::vector<int> positions(N);
+    for (int row = 0, T = config_.model.context; row < N; row++)
+      positions[row] = row % T == 0 || inputs[row] == config_.end_of_text ? 0 : positions[row - 1] + 1;
+    sort_by_token(words, positions.data(), N, config_.model.context);
+    send(act.sorted_positions, size_t(2) * N * sizeof(int));
+  }
   CUDA_CHECK(cudaEventRecord(s.copied, stream));
 }
 
@@ -346,7 +360,8 @@ template <class Real>
 void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training,
                          const std::function<void(int)>& after_layer) {
   int N = B * T;
-  embedding_forward(act.layers[0].x, act.inputs, weight(WTE), weight(WPE), B, T, C, stream);
+  if (b.documents) find_documents(b.documents, act.inputs, config_.end_of_text, B, T, stream);
+  embedding_forward(act.layers[0].x, act.inputs, weight(WTE), weight(WPE), b.documents, B, T, C, stream);
   for (int l = 0; l < L; l++) {
     Layer& a = act.layers[l];
     compute_activations(a, act, l, B, T, training);  // steps 1 to 10
@@ -465,7 +480,10 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                        dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream);
     reduce_from(store_.layout().layer_begin[l]);
   }
-  embedding_backward(gradient(WTE), gradient(WPE), b.dx, act.sorted, b.workspace, B, T, C, stream);
+  const int* positions = act.sorted_positions;
+  embedding_backward(gradient(WTE), positions ? nullptr : gradient(WPE), b.dx, act.sorted, b.workspace, B, T, C,
+                     stream);
+  if (positions) embedding_backward(gradient(WPE), nullptr, b.dx, positions, b.workspace, B, T, C, stream);
   reduce_from(0);
 }
 

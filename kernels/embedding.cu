@@ -10,7 +10,8 @@
 
 template <class T>
 __global__ void embedding_forward_kernel(T* __restrict__ out, const int* __restrict__ tokens, const T* __restrict__ wte,
-                                         const T* __restrict__ wpe, unsigned units, int T_, int C) {
+                                         const T* __restrict__ wpe, const int2* __restrict__ documents, unsigned units,
+                                         int T_, int C) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x, per_row = unsigned(C) / UNIT, row = i / per_row;
   if (i >= units) return;
   unsigned c = (i - row * per_row) * UNIT;
@@ -18,7 +19,8 @@ __global__ void embedding_forward_kernel(T* __restrict__ out, const int* __restr
   x.load(wte + size_t(tokens[row]) * C + c);
   if (wpe) {
     Unit<T> position;
-    position.load(wpe + size_t(row % unsigned(T_)) * C + c);
+    unsigned first = documents ? unsigned(documents[row].x) : 0;
+    position.load(wpe + size_t(row % unsigned(T_) - first) * C + c);
 #pragma unroll
     for (int k = 0; k < UNIT; k++) x.x[k] = from_float<T>(to_float(x.x[k]) + to_float(position.x[k]));
   }
@@ -126,13 +128,13 @@ template <class T> __global__ void position_backward_kernel(float* dwpe, const T
 // ---- launchers ------------------------------------------------------------------------------------------------------
 
 template <class T>
-void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, int B, int T_, int C,
-                       cudaStream_t stream) {
+void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, const int2* documents, int B, int T_,
+                       int C, cudaStream_t stream) {
   size_t units = size_t(B) * T_ * C / UNIT;
   if (units == 0) return;
   if (units >> 32) failure("embedding_forward: %d x %d x %d activations are too many for one call", B, T_, C);
   LAUNCH(embedding_forward_kernel<T>, dim3(blocks_for(units, 256)), dim3(256), 0, stream, out, tokens, wte, wpe,
-         unsigned(units), T_, C);
+         documents, unsigned(units), T_, C);
 }
 
 void sort_by_token(int* sorted, const int* tokens, int N, int Vp) {
@@ -173,7 +175,8 @@ void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* sort
   }
 }
 
-template void embedding_forward(float*, const int*, const float*, const float*, int, int, int, cudaStream_t);
-template void embedding_forward(bf16*, const int*, const bf16*, const bf16*, int, int, int, cudaStream_t);
+template void embedding_forward(float*, const int*, const float*, const float*, const int2*, int, int, int,
+                                cudaStream_t);
+template void embedding_forward(bf16*, const int*, const bf16*, const bf16*, const int2*, int, int, int, cudaStream_t);
 template void embedding_backward(float*, float*, const float*, const int*, void*, int, int, int, cudaStream_t);
 template void embedding_backward(float*, float*, const bf16*, const int*, void*, int, int, int, cudaStream_t);

@@ -4,11 +4,12 @@
 #pragma once
 #include "kernels/gpu.cuh"
 
-// out = wte[tokens] + wpe, out [N, C]; wpe [>= T, C] or nullptr. C is a multiple of 8.
+// out = wte[tokens] + wpe, out [N, C]; wpe [>= T, C] or nullptr. C is a multiple of 8. documents: nullptr, or as
+// attention/documents.cuh has them, from whose first position a row's position counts then.
 // Floor: N C writes and, at worst, N C reads of wte; wpe stays in cache.
 template <class T>
-void embedding_forward(T* out, const int* tokens /* [N] */, const T* wte /* [Vp, C] */, const T* wpe, int B, int T_,
-                       int C, cudaStream_t stream);
+void embedding_forward(T* out, const int* tokens /* [N] */, const T* wte /* [Vp, C] */, const T* wpe,
+                       const int2* documents /* [N] */, int B, int T_, int C, cudaStream_t stream);
 
 // On the host, sorted = [2, N]: the tokens in ascending order, then their rows; equal tokens in the order of the rows.
 void sort_by_token(int* sorted, const int* tokens /* [N] */, int N, int Vp);
@@ -17,7 +18,8 @@ void sort_by_token(int* sorted, const int* tokens /* [N] */, int N, int Vp);
 size_t embedding_backward_workspace(int N, int C);
 
 // dwte [Vp, C] += , dwpe [>= T, C] += or nullptr; dout [N, C]; sorted: sort_by_token()'s, on the device.
-// Floor: N C reads of dout (twice with dwpe), and one read and write of every float32 row of dwte that occurs.
+// dwpe has the rows of t = 0 .. T - 1; other positions are sorted as tokens are, and a second call takes their dwpe for
+// dwte. Floor: N C reads of dout (twice with dwpe), and one read and write of every float32 row of dwte that occurs.
 template <class T>
 void embedding_backward(float* dwte, float* dwpe, const T* dout, const int* sorted, void* workspace, int B, int T_,
                         int C, cudaStream_t stream);

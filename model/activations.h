@@ -51,6 +51,7 @@ template <class Real> struct Activations {
   float* losses;          // [N]
   int *inputs, *targets;  // [N]
   int* sorted;            // [2, N], in training: sort_by_token()'s of the inputs
+  int* sorted_positions;  // [2, N], in training with positions that are learned and begin anew: the same of these
   float* row_weights;     // [N], nullptr without labels: what each row's loss counts
 
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
@@ -109,6 +110,8 @@ template <class Real> struct Activations {
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
     plan.add(&sorted, training ? 2 * N : 0, category);
+    bool begin_anew = config.attention.documents == Documents::separate && m.position == Position::learned;
+    plan.add(&sorted_positions, training && begin_anew ? 2 * N : 0, category);
     size_t K = config.model.head.outputs, Kp = padded_outputs(config);
     plan.add(&outputs, N * Kp, category);
     plan.add(&values, N * K, category);
@@ -143,6 +146,7 @@ template <class Real> struct Activations {
 // Everything on the device but the parameters.
 template <class Real> struct Buffers {
   float2* rope;       // [longest length, D/2]
+  int2* documents;    // [N] of the rows at work (AttentionCall::documents), or nullptr
   float* loss_sum;    // [1]
   float* statistics;  // of diagnose()
   Activations<Real> training, evaluation;
@@ -159,6 +163,8 @@ template <class Real> struct Buffers {
     plan.add(&rope, rotates ? std::max(context, size_t(eval_length)) * (m.head_dim / 2) : 0, "workspace");
     plan.add(&loss_sum, 1, "workspace");
     size_t N = size_t(micro) * context, rows = std::max(eval_rows, context);
+    bool separate = config.attention.documents == Documents::separate;
+    plan.add(&documents, separate ? std::max(N, rows) : 0, "workspace");
     size_t shared = plan.mark();  // evaluation happens between steps: it uses the memory of the step
     if (train) {
       training.plan(plan, config, N, true, "activations");

@@ -92,7 +92,8 @@ static const Rule RULES[] = {
      return "divides by ln(model.context) and needs a context of at least 2";
    }},
   {"attention.layers",
-   {"attention.window", "eval.window", "model.position", "attention.gate.activation", "attention.variant"},
+   {"attention.window", "eval.window", "attention.documents", "model.position", "attention.gate.activation",
+    "attention.variant"},
    [](const Config& c) -> std::string {
      std::string problem;
      for (const std::string& entry : c.layers)
@@ -104,6 +105,10 @@ static const Rule RULES[] = {
      if (gate.granularity != GateGranularity::headwise || gate.position != GatePosition::output) return "";
      return "does not exist at attention.gate.position = \"output\", where the heads are mixed already; use "
             "\"elementwise\" or another position";
+   }},
+  {"data.separator", {"model.vocab"}, [](const Config& c) -> std::string {
+     if (c.data.separator < c.model.vocab) return "";
+     return format("is not a token of model.vocab = %d; use the one that begins a document, or -1", c.model.vocab);
    }},
   {"name", {}, [](const Config& c) -> std::string {
      const std::string& name = c.name;

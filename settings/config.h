@@ -87,6 +87,7 @@ struct Config {
     std::vector<std::string> val = {"data/shards/fineweb10B/fineweb_val_*.bin"};
     std::vector<std::string> labels, val_labels;  // none: the next tokens
     bool shuffle = true;
+    int separator = -1;  // the token between documents; -1: of the tokenizer, into end_of_text
   } data;
 
   struct Batch {
@@ -195,6 +196,7 @@ struct Config {
   bool trains = true;                          // false: the settings of an evaluation, or of a checkpoint
   bool diagnoses = false;                      // diagnostics will be asked for, by --diagnostics or diagnostics.every
   int end_of_text = -1;                        // the token between documents of the data; -1: none, or unknown
+  std::vector<int> document_lengths;           // in windows of data.train, of separate documents (sampled_documents())
 };
 
 // Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived. null: as

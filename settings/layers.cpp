@@ -18,6 +18,10 @@ static const struct {
      {"attention.window > 0, or eval.window",
       // The words belong to the model, but an evaluation may leave the windows out.
       [](const Config& c) { return c.attention.window > 0 || c.eval.key_window > 0 || !c.trains; }}},
+    {"separate",
+     "joined",
+     {"attention.documents = \"separate\"",
+      [](const Config& c) { return c.attention.documents == Documents::separate; }}},
     {"rotated",
      "unrotated",
      {"model.position = \"rope\"", [](const Config& c) { return c.model.position == Position::rope; }}},
@@ -63,6 +67,7 @@ Config::Layer Config::layer(int l, int length) const {
     for (size_t bias = 0; bias < std::size(bias_names); bias++)
       if (word == bias_names[bias]) a.bias = Bias(bias);
     if (word == "full") a.window = a.sink_tokens = 0;
+    if (word == "joined") a.documents = Documents::joined;
     if (word == "unrotated") layer.rotated = false;
     if (word == "ungated") a.gate.activation = GateActivation::none;
   }

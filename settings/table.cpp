@@ -155,11 +155,14 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
                            "most recent keys that a row sees; 0 = all"}),
     only_with(WINDOW, {"attention.sink_tokens", &a.sink_tokens, "[0, 16777216]", no,
                        "first keys that every row sees beside its window"}),
+    {"attention.documents", choice(a.documents, documents_names), "", no,
+     "joined: a row sees its whole window; separate: its own document, from the separator on (data.separator)"},
     only_with(BIAS, {"attention.bias", choice(a.bias, bias_names), "", no,
                      "added to the scores by position (usually with model.position none)"}),
     {"attention.layers", &c.layers, "", no,
      "pattern repeated over the layers, each entry words joined by _: a kind, a bias, full (no window), window256 (its "
-     "own), unrotated (no rope), ungated (no gate); window, rotated and gated: as the keys say, which must give one"},
+     "own), joined (documents), unrotated (no rope), ungated (no gate); window, separate, rotated and gated: as the "
+     "keys say, which must give one"},
     only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
@@ -178,6 +181,8 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
      "label files that say what to predict, one for each shard of data.train; none: the next tokens",
      compared, may_differ},
     {"data.val_labels", &c.data.val_labels, "", no, "the same for data.val", compared, may_differ},
+    {"data.separator", &c.data.separator, "[-1, 65535]", no,
+     "token that begins a document; -1: the tokenizer's end of text (GPT-2's: 50256)"},
     {"data.shuffle", &c.data.shuffle, "", no, "windows in an order drawn from (seed, epoch), or in file order"},
 
     {"batch.tokens", &c.batch.tokens, "[1, 1073741824]", no,

@@ -138,10 +138,11 @@ Vocabulary Data::vocabulary() const {
   return made_by ? *made_by : tokenizer ? tokenizer->vocabulary() : Vocabulary();
 }
 
-// The token between documents: that of the tokenizer for texts, else what X.json says of the shards; where neither
-// says anything and the model may be one of GPT-2 tokens, theirs.
+// The token between documents: data.separator, else that of the tokenizer for texts, else what X.json says of the
+// shards; where none says anything and the model may be one of GPT-2 tokens, theirs.
 static int end_of_text(const Config& config, const Data& data) {
   constexpr int GPT2_TOKENS = 50257;
+  if (config.data.separator >= 0) return config.data.separator;
   if (data.tokenizer) return data.tokenizer->end_of_text();
   const Vocabulary* made_by = first_known(data.train.empty() ? data.val : data.train);
   bool may_be_gpt2 = made_by ? made_by->name == "gpt2" && made_by->tokens == 0  // an older X.json
@@ -186,6 +187,48 @@ Data open_data(const Flags& flags, Config& config, bool evaluates, int rank) {
   data.train_files = data_files(data.train);
   data.val_files = data_files(data.val);
   return data;
+}
+
+void find_separator(Config& config, const Data& data, const Vocabulary& of_checkpoint, bool first) {
+  if (config.data.separator < 0 && !data.vocabulary().known() && of_checkpoint.known())
+    config.end_of_text = of_checkpoint.end_of_text;  // of shards without their X.json
+  if (config.attention.documents == Documents::joined) return;
+  std::string tag = source_tag(source_of(config, {"attention.documents", "data.separator"}));
+  if (config.end_of_text < 0)
+    user_error(
+        "config: attention.documents = \"separate\" needs the token that begins a document, and no tokenizer of these "
+        "data says one: set data.separator%s",
+        tag.c_str());
+  bool training = !data.train.empty();
+  std::vector<Shard> shards = training ? data.train : data.val;
+  if (shards.empty()) return;
+  for (Shard& shard : shards) shard.labels = nullptr;
+  constexpr int64_t MOST_TOKENS = 1 << 22;
+  int length = training ? config.model.context : *std::ranges::min_element(config.eval.lengths);
+  WindowReader reader(shards, length, config.model.vocab, shards[0].key);
+  int64_t T = reader.T(), count = std::clamp<int64_t>(MOST_TOKENS / T, 1, reader.windows()), separators = 0;
+  std::vector<int> inputs(T), targets(T);
+  for (int64_t n = 0; n < count; n++) {
+    reader.read(n * reader.windows() / count, inputs.data(), targets.data());
+    for (int64_t t = 0; t < T; t++) {
+      bool begins = inputs[t] == config.end_of_text;
+      separators += begins;
+      if (begins || t == 0) config.document_lengths.push_back(0);
+      config.document_lengths.back()++;
+    }
+  }
+  if (!first) return;
+  std::string sample = format("%ld of %s tokens in windows of %s", separators, count_text(double(count * T)).c_str(),
+                              shards[0].key.c_str());
+  if (separators == 0)
+    warn(
+        "config: attention.documents = \"separate\" separates nothing: %s are the separator, %d; data.separator names "
+        "another%s",
+        sample.c_str(), config.end_of_text, tag.c_str());
+  double keys = 0;
+  for (double length : config.document_lengths) keys += length * (length + 1) / 2;
+  std::printf("documents: %s are the separator, %d: a row has %.1f keys of its document on average, of %.1f joined\n",
+              sample.c_str(), config.end_of_text, keys / double(count * T), double(T + 1) / 2);
 }
 
 void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train) {

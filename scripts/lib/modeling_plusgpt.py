@@ -8,6 +8,7 @@ sizes under GPT-2's names, and what GPT-2 lacks in its object "plusgpt". Rotatio
 eval.rope_scaling belongs to evaluations and is not in a checkpoint.
 
 Legend: B batch, T time, C channels, H heads, D head dimension, A = H D; row i = 1..T of a T x T matrix sees keys 1..i.
+With attention.documents = "separate" all this counts from where a row's document begins: `starts` [B, T], from 0.
 """
 import math
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ TINY = torch.finfo(torch.float32).tiny
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
                "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g)}
 BIASES = ("none", "alibi", "fox", "cable")
-LAYER_WORDS = ("full", "rotated", "unrotated", "gated", "ungated", *BIASES)  # in attention.layers
+LAYER_WORDS = ("full", "joined", "separate", "rotated", "unrotated", "gated", "ungated", *BIASES)  # in attention.layers
 # The kinds that are one expression f, from their files (attention/kind.h): what becomes of f in a row, fixed numbers,
 # learned ones with their initial values, f. The copy in a checkpoint has those of its model.
 FORMULAS = {
@@ -77,18 +78,24 @@ def shares(x, total, least=TINY):
   return x / total.masked_fill(total < least, torch.inf)
 
 
-def rows_of(q, settings):
-  """[T, 1]: the number of keys that each row of q [..., T, D], or of scores [..., T, T], sees."""
-  rows = torch.arange(1, q.shape[-2] + 1, dtype=q.dtype, device=q.device)[:, None]
+def rows_of(q, settings, starts=None):
+  """[T, 1] or [B, 1, T, 1]: the number of keys that each row of q [..., T, D], or of scores [..., T, T], sees."""
+  rows = torch.arange(1, q.shape[-2] + 1, dtype=q.dtype, device=q.device)[:, None] - first_keys(starts)
   window = getattr(settings, "window", 0)
   return rows.clamp(max=window + settings.sink_tokens) if window else rows
 
 
-def seen_by_rows(z, settings):
-  """[T, T]: whether row i sees key j <= i: all of them, or its last `window` and the first `sink_tokens`."""
-  i = torch.arange(z.shape[-1], device=z.device)
-  seen, window = i[:, None] >= i, getattr(settings, "window", 0)
-  return seen & ((i[:, None] - i < window) | (i < settings.sink_tokens)) if window else seen
+def first_keys(starts):
+  """[B, 1, T, 1], from 0: the first key that a row may see."""
+  return 0 if starts is None else starts[:, None, :, None]
+
+
+def seen_by_rows(z, settings, starts=None):
+  """[T, T] or [B, 1, T, T]: whether row i sees key j <= i: all of them, or its last `window` and the first
+  `sink_tokens`."""
+  i, first = torch.arange(z.shape[-1], device=z.device), first_keys(starts)
+  seen, window = (i[:, None] >= i) & (i >= first), getattr(settings, "window", 0)
+  return seen & ((i[:, None] - i < window) | (i < first + settings.sink_tokens)) if window else seen
 
 
 def bias(decay, kind, H, T):
@@ -99,13 +106,13 @@ def bias(decay, kind, H, T):
   return -F.softplus(-decay if kind == "fox" else decay).double().cumsum(1).transpose(1, 2)
 
 
-def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fraction=1):
+def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fraction=1, starts=None):
   """z_ij = alpha_i q_i . k_j, [B, H, T, T], of rotated and normalised q and k [B, H, T, D]. rope_base None: no
   rotation; context: the trained length; ssmax_scale: [H], for the scale "ssmax" alone."""
   if rope_base is not None:
     q, k = rotated(q, rope_base, rope_fraction), rotated(k, rope_base, rope_fraction)
   q, k = normalised(q, settings.qk_norm), normalised(k, settings.qk_norm)
-  D, log_rows, scale = q.shape[-1], rows_of(q, settings).log(), settings.scale
+  D, log_rows, scale = q.shape[-1], rows_of(q, settings, starts).log(), settings.scale
   if scale == "rsqrt_d":
     alpha = 1 / math.sqrt(D)
   elif scale == "logd_logn":
@@ -119,10 +126,10 @@ def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fract
   return (q * alpha) @ k.transpose(-2, -1)
 
 
-def weights(z, settings, context, sink=None, learned=None):
+def weights(z, settings, context, sink=None, learned=None, starts=None):
   """Scores z [B, H, T, T] -> P, zero where a row does not see a key. context: the trained length; sink: [H] or None;
   learned: {name: [H]}, the learned numbers of a kind."""
-  seen, rows, kind = seen_by_rows(z, settings), rows_of(z, settings), settings.kind
+  seen, rows, kind = seen_by_rows(z, settings, starts), rows_of(z, settings, starts), settings.kind
   if kind == "softmax":
     z = z.masked_fill(~seen, -torch.inf)
     if settings.sink == "none":
@@ -133,21 +140,22 @@ def weights(z, settings, context, sink=None, learned=None):
   if kind == "lssar":
     f = F.softplus(z) * seen
     return sharpened(shares(f, f.sum(-1, keepdim=True)), rows, seen, settings)
-  return weights_of_formula(z, seen, rows, settings, context, learned or {})
+  return weights_of_formula(z, seen, rows, settings, context, learned or {}, starts)
 
 
-def weights_of_formula(z, seen, rows, settings, context, learned):
+def weights_of_formula(z, seen, rows, settings, context, learned, starts):
   if settings.kind not in FORMULAS:
     raise ValueError(f"attention.kind {settings.kind!r} has no pytorch formula in its file, {settings.kind}.cuh: add a "
                      "line to FORMULAS in modeling_plusgpt.py")
   row_weights, fixed, initial, f = FORMULAS[settings.kind]
   H, T = z.shape[-3:-1]
-  i, heads = torch.arange(1, T + 1).to(z), torch.arange(1, H + 1).to(z)[:, None, None]
+  t, heads, first = torch.arange(1, T + 1).to(z), torch.arange(1, H + 1).to(z)[:, None, None], first_keys(starts)
+  i = t[:, None] - first
   numbers = {name: getattr(settings, name) for name in fixed}
   numbers.update((name, learned[name].to(z)[:, None, None]) for name in initial)
   # f of a hidden score is not used, but no part of it may be NaN, which gradients would pass on: a later key counts as
-  # the row's own.
-  y = f(z.masked_fill(~seen, 0), i=i[:, None], j=torch.minimum(i, i[:, None]), n=rows, head=heads, heads=H,
+  # the row's own, and one of another document as the first.
+  y = f(z.masked_fill(~seen, 0), i=i, j=torch.minimum(t - first, i).clamp(min=1), n=rows, head=heads, heads=H,
         context=context, **numbers)
   if row_weights == "softmax":
     return y.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -182,6 +190,8 @@ class Attention(nn.Module):
         self.settings.bias = word
     if "full" in words:
       self.settings.window = 0
+    if "joined" in words:
+      self.settings.documents = "joined"
     if "unrotated" in words:
       self.rope_base = None
     if "ungated" in words:
@@ -210,20 +220,22 @@ class Attention(nn.Module):
     self.sink = nn.Parameter(torch.zeros(H)) if self.settings.sink == "learned" else None
     self.score = nn.ParameterDict({name: torch.full((H,), float(value)) for name, value in initial.items()})
 
-  def forward(self, x):
+  def forward(self, x, starts=None):
     B, T, _ = x.shape
+    if getattr(self.settings, "documents", "joined") == "joined":
+      starts = None
     q, k, v = self.c_attn(x).view(B, T, 3, *self.shape).unbind(2)  # [B, T, H, D] each
     q, k, v = self.gated(q, x, "query"), self.gated(k, x, "key"), self.gated(v, x, "value")
     q, k, v = (y.transpose(1, 2) for y in (q, k, v))               # [B, H, T, D]
     # Sums over keys and powers need float32 at least, whatever the type of the weights.
     wide = torch.promote_types(x.dtype, torch.float32)
     z = scores(q.to(wide), k.to(wide), self.settings, self.context, self.rope_base, self.ssmax_scale,
-               self.rope_fraction)
+               self.rope_fraction, starts)
     if self.settings.bias != "none":
       decay = self.c_decay(x).to(wide) if hasattr(self, "c_decay") else None
       c = bias(decay, self.settings.bias, self.shape[0], T).to(z)
       z = z + (c[..., :, None] - c[..., None, :])
-    P = weights(z, self.settings, self.context, self.sink, self.score)
+    P = weights(z, self.settings, self.context, self.sink, self.score, starts)
     y = normalised(P @ v.to(wide), self.output_norm).to(x.dtype).transpose(1, 2)
     y = self.gated(y, x, "sdpa").flatten(2)
     return self.gated(self.c_proj(y), x, "output"), P.to(x.dtype)
@@ -256,9 +268,9 @@ class Block(nn.Module):
     self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
     self.mlp = MLP(config)
 
-  def forward(self, x):
+  def forward(self, x, starts=None):
     """x [B, T, C] -> what follows from it, and attention's weights [B, H, T, T]."""
-    y, P = self.attn(self.ln_1(x))
+    y, P = self.attn(self.ln_1(x), starts)
     x = x + y
     return x + self.mlp(self.ln_2(x)), P
 
@@ -318,15 +330,19 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
       raise ValueError("plusgpt counts the tokens that each one sees: padding must stand on the right "
                        "(padding_side=\"right\"), and prompts that are continued together need the same length")
+    starts = None
+    if self.config.plusgpt["attention"].get("documents") == "separate":  # they begin with bos_token_id
+      t = torch.arange(T, device=input_ids.device)
+      starts = torch.where(input_ids == self.config.bos_token_id, t, 0).cummax(-1).values
     x = self.wte(input_ids)
     if self.wpe is not None:
       if T > self.config.n_positions:
         raise ValueError(f"{T} tokens, but the model has learned {self.config.n_positions} positions")
-      x = x + self.wpe.weight[:T]
+      x = x + self.wpe.weight[torch.arange(T, device=x.device) - (0 if starts is None else starts)]
     hidden_states, attentions = (), ()
     for block in self.h:
       hidden_states += (x,) if output_hidden_states else ()
-      x, P = block(x)
+      x, P = block(x, starts)
       attentions += (P,) if output_attentions else ()
       del P  # unless it was asked for, the next layer needs its memory
     x = self.ln_f(x)

@@ -57,21 +57,35 @@ TYPED_TEST(KernelTest, EmbeddingForward) {
   struct {
     int B, T_, C, V;
   } shapes[] = {{1, 1, 8, 1}, {3, 4, 40, 128}, {1, 113, 128, 256}, {2, 257, 360, 3000}};
+  enum { NONE, POSITIONS, IN_DOCUMENTS };
   for (auto shape : shapes)
-    for (bool positions : {true, false}) {
+    for (int positions : {NONE, POSITIONS, IN_DOCUMENTS}) {
       int B = shape.B, T_ = shape.T_, C = shape.C, V = shape.V, N = B * T_;
+      // A document of one row in each sequence, then a longer one, if it is not all one.
+      int first = positions == IN_DOCUMENTS && T_ > 1 ? 1 : T_;
+      std::vector<int2> documents;
+      for (int row = 0; row < N; row++)
+        documents.push_back(row % T_ < first ? make_int2(0, first) : make_int2(first, T_));
       auto tokens = random_ints(N, 1, V);
       auto wte = random_normal<T>(size_t(V) * C, 2), wpe = random_normal<T>(positions ? size_t(T_) * C : 0, 3);
       Kernel<T> kernel("embedding_forward", {B, T_, C, V, positions}, {{"out", u<T>}});
       kernel.check(
           [&] {
             DeviceArray<T> out(size_t(N) * C), table(wte), position_table(wpe);
-            embedding_forward<T>(out, DeviceArray<int>(tokens), table, positions ? position_table.get() : nullptr, B,
-                                 T_, C, nullptr);
+            DeviceArray<int2> spans(documents);
+            embedding_forward<T>(out, DeviceArray<int>(tokens), table, positions ? position_table.get() : nullptr,
+                                 positions == IN_DOCUMENTS ? spans.get() : nullptr, B, T_, C, nullptr);
             return outputs(out);
           },
           [&]<class P>(P) {
-            return std::vector<Reals<P>>{ref_embedding<P>(tokens, widen<P>(wte), widen<P>(wpe), T_, C)};
+            Reals<P> all;
+            for (int row = 0; row < N; row += documents[row].y - documents[row].x) {
+              int length = documents[row].y - documents[row].x;
+              std::vector<int> own(tokens.begin() + row, tokens.begin() + row + length);
+              auto x = ref_embedding<P>(own, widen<P>(wte), widen<P>(wpe), length, C);
+              all.insert(all.end(), x.begin(), x.end());
+            }
+            return std::vector<Reals<P>>{all};
           });
     }
 }

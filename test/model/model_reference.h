@@ -27,6 +27,7 @@ template <class P> class ReferenceModel {
   Array losses;  // [N], of the last call
 
   explicit ReferenceModel(const Config& config) : config_(config), settings_{config.attention, config.model.context} {
+    settings_.documents = Documents::joined;
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
     K = m.head.outputs;
@@ -51,6 +52,26 @@ template <class P> class ReferenceModel {
   double loss_and_gradients(const std::vector<int>& inputs, const std::vector<int>& targets, int B, int T) {
     double loss = forward(inputs, targets, B, T);
     backward(inputs, B, T);
+    return loss;
+  }
+
+  // The same, with each document (attention.documents = separate) as a batch of its own.
+  double loss_and_gradients_of_documents(const std::vector<int>& inputs, const std::vector<int>& targets, int B,
+                                         int T) {
+    std::map<std::string, Array> sums;
+    double loss = 0, N = B * T;
+    for (int row = 0, end = 0; row < N; row = end) {
+      for (end = row + 1; end % T != 0 && inputs[end] != config_.data.separator;) end++;
+      auto part = [&](const auto& all) { return std::vector(all.begin() + row, all.begin() + end); };
+      double share = (end - row) / N;
+      loss += share * loss_and_gradients(part(inputs), part(targets), 1, end - row);
+      for (auto& [name, gradient] : gradients) {
+        Array& sum = sums[name];
+        sum.resize(gradient.size());
+        for (size_t i = 0; i < sum.size(); i++) sum[i] += R(share) * gradient[i];
+      }
+    }
+    gradients = sums;
     return loss;
   }
 

@@ -83,8 +83,12 @@ template <class T> class GradientPool {
       naive.values = exact.values = batch.values;
       for (auto& [name, values] : naive.parameters)
         exact.parameters[name].assign(values.begin(), values.end());  // as the kernels read them
-      exact_losses.push_back(exact.loss_and_gradients(batch.inputs, batch.targets, 4, 11));
-      naive_losses.push_back(naive.loss_and_gradients(batch.inputs, batch.targets, 4, 11));
+      auto of = [&](auto& reference) {
+        return config.attention.documents == Documents::joined
+                   ? reference.loss_and_gradients(batch.inputs, batch.targets, 4, 11)
+                   : reference.loss_and_gradients_of_documents(batch.inputs, batch.targets, 4, 11);
+      };
+      exact_losses.push_back(of(exact)), naive_losses.push_back(of(naive));
       losses.push_back(gradients(*model, batch).loss);
       for (const Tensor& tensor : model->parameters().tensors()) {
         const std::vector<double>& expected = exact.gradients[tensor.name];
@@ -407,6 +411,24 @@ TEST(Settings, MasksAndLayersMatchTheReference) {
   }
 }
 
+// The model of a window of documents is that of each document alone.
+TEST(Settings, SeparateDocumentsMatchTheReference) {
+  const std::vector<std::string> cases[] = {
+      {"model.position=learned"},
+      {"model.position=rope", "attention.window=3", "attention.sink_tokens=1", "attention.scale=logn"},
+      {"attention.variant=fox", "train.recompute=block"},
+      {"attention.variant=alibi", "attention.gate.activation=silu"},
+      {"attention.variant=lssa", "attention.layers=cable,relu_window4", "model.position=none"},
+      {"attention.variant=threshold"}};
+  GradientPools pools(12);
+  for (std::vector<std::string> sets : cases) {
+    std::string what = "separate " + sets[0];
+    sets.insert(sets.end(), {"attention.documents=separate", "data.separator=7"});
+    if (has_kernels(small_config("fp32", sets))) pools.fp32.add(sets, what);
+    if (is_built(small_config("bf16", sets))) pools.half.add(sets, what);
+  }
+}
+
 // What attention.layers says of every layer is what the other keys say, and only layers with softmax have a sink.
 TEST(Settings, EqualLayersAreTheModelOfThatSort) {
   const std::vector<std::string> gated = {"attention.gate.activation=sigmoid", "attention.window=3"};
@@ -424,6 +446,10 @@ TEST(Settings, EqualLayersAreTheModelOfThatSort) {
       {"window5_fox", {"attention.window=5", "attention.bias=fox"}}};
   for (auto& [layers, same] : cases)
     expect_same_bits(layers, gradients_of(gated, {"attention.layers=" + layers}), gradients_of(gated, same));
+
+  const std::vector<std::string> separate = {"attention.documents=separate", "data.separator=7"};
+  expect_same_bits("joined", gradients_of(separate, {"attention.layers=joined"}),
+                   gradients_of(separate, {"attention.documents=joined"}));
 
   auto flops = [](const std::string& set) { return flops_per_token(small_config("fp32", {set})); };
   EXPECT_DOUBLE_EQ(2 * flops("attention.layers=window3,full"), flops("attention.window=3") + flops("model.layers=2"));
@@ -448,6 +474,10 @@ TEST(Model, OperationsOfATokenAreThoseOfItsProducts) {
   expect({}, 11, 0);
   expect({"attention.window=3"}, 5, 0);  // 11 (1 + 2 + 9 x 3) / (1 + ... + 11)
   expect({"model.head.outputs=7", "data.labels=x"}, 11, 61 * 24);
+  Config config = small_config("fp32", {"attention.documents=separate", "attention.window=3"});
+  auto full = flops_per_token(config);
+  config.document_lengths = {2, 9, 11};  // of two windows: 3, 24 and 30 keys where there are 2 x 30 and 132 joined
+  EXPECT_NEAR(full - flops_per_token(config), 6 * 2 * 18 * 11 * (60 - 57) / 132.0, 1e-6 * full);
 }
 
 // ---- snapshots

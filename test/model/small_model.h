@@ -15,7 +15,9 @@ inline Config small_config(const std::string& precision, const std::vector<std::
                                   "model.context=11", "model.vocab=61", "model.mlp_ratio=3", "batch.tokens=44",
                                   "batch.micro=4",    "data.train=x",   "data.val=x",        "precision=" + precision};
   all.insert(all.end(), sets.begin(), sets.end());
-  return parse_config("{}", "test", all);
+  Config config = parse_config("{}", "test", all);
+  config.end_of_text = config.data.separator;
+  return config;
 }
 
 inline bool is_built(const Config& config) {
@@ -23,19 +25,24 @@ inline bool is_built(const Config& config) {
 }
 // On a GPU windows and biases have kernels in bf16 alone (attention/dispatch.cu).
 inline bool has_kernels(const Config& config) {
-  bool masked = config.some_layer(
-      [](const auto& layer) { return layer.attention.window > 0 || layer.attention.bias != Bias::none; });
+  bool masked = config.some_layer([](const auto& layer) {
+    return layer.attention.window > 0 || layer.attention.bias != Bias::none ||
+           layer.attention.documents == Documents::separate;
+  });
   return is_built(config) && (on_cpu || config.precision == Precision::bf16 || !masked);
 }
 
 // Random tokens: one batch, [batch.tokens] inputs and targets.
 // With data.labels a third of the rows has a target, and weights from 0.5 to 3; with a regression head a target is K
-// values, of which some are missing.
+// values, of which some are missing. With data.separator about every fourth token is that one.
 struct TestBatch {
   std::vector<int> inputs, targets;
   std::vector<float> weights, values;
   TestBatch(const Config& config, unsigned seed = 3) {
-    std::vector<int> tokens = random_ints(config.batch.tokens + 1, seed, config.model.vocab);
+    std::vector<int> tokens = random_ints(config.batch.tokens + 1, seed, config.model.vocab),
+                     coins = random_ints(tokens.size(), seed + 50, 4);
+    for (size_t i = 0; i < tokens.size() && config.data.separator >= 0; i++)
+      if (coins[i] == 0) tokens[i] = config.data.separator;
     inputs.assign(tokens.begin(), tokens.end() - 1);
     targets.assign(tokens.begin() + 1, tokens.end());
     for (size_t row = 0; row < inputs.size() && !config.data.labels.empty(); row++) {

@@ -40,6 +40,9 @@ TASKS = {
     "layers_that_differ": Task(TRAINING, "bf16", {
         "attention.layers": ["lssa_window5", "ungated_fox"], "attention.gate.activation": "silu",
         "eval.mode": "suffix"}),
+    "documents": Task(TRAINING, "fp32", {
+        "attention.documents": "separate", "data.separator": ord(" "), "attention.variant": "fox",
+        "attention.layers": ["lssa", "joined"], "model.position": "learned", "eval.lengths": [16]}),
     "diagnostics_of_training": Task(TRAINING, "fp32", {
         "attention.variant": "ssmax", "diagnostics.every": 3, "diagnostics.tokens": 96, "log.groups_every": 1}),
     "labels": Task(TRAINING, "fp32", {**LABELLED, "train.label_mean": "sequence"}),

@@ -298,7 +298,7 @@ TEST(ConfigErrors, EntriesOfLayers) {
                      "\": an entry is words joined by _, at most one of each: a kind (" +
                      allowed_names("attention.kind") +
                      ", that of a file needs make KINDS=PATH.cuh), a bias (none, alibi, fox, cable), window or full, "
-                     "rotated or unrotated, gated or "
+                     "separate or joined, rotated or unrotated, gated or "
                      "ungated; windowN is a window of N keys, 1 to 16777216" +
                      (hint.empty() ? "" : "; did you mean \"" + hint + "\"?") + "  [x.json]");
   };
