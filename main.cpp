@@ -132,7 +132,7 @@ void Program::check_settings() {
                mode_.head == HeadNeeded::outputs ? "--predict needs a model with outputs"
                                                  : "--passkey, --tasks and --generate need a model of tokens",
                config_.file.c_str());
-  if (is(Mode::predict)) config_.eval.lengths = {config_.model.context};
+  if (is(Mode::predict)) config_.eval.lengths = {config_.model.context}, config_.eval.start = WindowStart::any;
   if (mode_.all_of_val) config_.eval.tokens = std::numeric_limits<int64_t>::max();
   evaluates_ = mode_.losses || (mode_.whole_run && config_.eval.every > 0);
   config_.diagnoses = is(Mode::diagnostics) || (mode_.whole_run && config_.diagnostics.every > 0);

@@ -382,13 +382,41 @@ WindowReader::WindowReader(std::vector<Shard> shards, int T, int vocab, std::str
         key_.c_str(), T + 1L, T, longest->path.c_str(), longest->tokens);
 }
 
+int64_t WindowReader::begin_with_documents(const DocumentWindows& documents) {
+  constexpr int64_t block = 1 << 16;
+  int64_t too_short = 0;
+  std::vector<uint16_t> tokens;
+  first_window_ = {0};
+  auto complete = [&] { return int64_t(starts_.size()) >= documents.most; };
+  for (const Shard& shard : shards_) {
+    int64_t document = -1, free = 0;  // where the present document begins, and the tokens after the last window
+    auto next_document = [&](int64_t at) {
+      bool fits = document + T_ < shard.tokens && (!documents.within || at - document >= T_);
+      if (document >= free && fits) starts_.push_back(document), free = document + T_;
+      else if (document >= free) too_short++;
+      document = at;
+    };
+    for (int64_t at = 0; at < shard.tokens && !complete(); at += block) {
+      tokens.resize(size_t(std::min(block, shard.tokens - at)));
+      read_tokens(shard, at, tokens, vocab_);
+      for (size_t i = 0; i < tokens.size() && !complete(); i++)
+        if (tokens[i] == documents.separator) next_document(at + int64_t(i));
+    }
+    if (!complete()) next_document(shard.tokens);
+    first_window_.push_back(int64_t(starts_.size()));
+  }
+  return too_short;
+}
+
 size_t WindowReader::shard_of(int64_t window) const {
   if (window < 0 || window >= windows())
     failure("%s: window %ld of %ld does not exist", key_.c_str(), window, windows());
   return std::upper_bound(first_window_.begin(), first_window_.end(), window) - first_window_.begin() - 1;
 }
 
-int64_t WindowReader::first_token(int64_t window) const { return (window - first_window_[shard_of(window)]) * T_; }
+int64_t WindowReader::first_token(int64_t window) const {
+  return starts_.empty() ? (window - first_window_[shard_of(window)]) * T_ : starts_[window];
+}
 
 int WindowReader::labels(int64_t window) const {
   const Shard& shard = shards_[shard_of(window)];

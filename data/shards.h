@@ -58,14 +58,25 @@ std::vector<std::string> read_descriptions(std::vector<Shard>& shards);
 // reading ends. Returns the number of tokens read.
 int64_t check_tokens(const std::vector<Shard>& shards, int vocab, const std::function<bool(int64_t)>& proceed);
 
+// Windows at documents, each of which begins with the token `separator`.
+struct DocumentWindows {
+  int separator;
+  bool within;   // the inputs of a window end before the next document
+  int64_t most;  // windows
+};
+
 // Copies are cheap and share the files; read() may be called from several threads.
 class WindowReader {
  public:
   WindowReader(std::vector<Shard> shards, int T, int vocab, std::string key = "data");
+  // Replaces the windows by those that begin with a document, in order, the first of those that overlap. Returns how
+  // many documents up to the last of these windows are too short for one.
+  int64_t begin_with_documents(const DocumentWindows& documents);
   int64_t windows() const { return first_window_.back(); }
   int T() const { return T_; }
   size_t shard_of(int64_t window) const;      // the number of the shard that holds it
   int64_t first_token(int64_t window) const;  // within its shard
+  bool has_windows(size_t shard) const { return first_window_[shard] < first_window_[shard + 1]; }
   bool has_labels() const { return shards_[0].labels != nullptr; }
   int outputs() const { return has_labels() ? shards_[0].labels->outputs : 0; }
   int labels(int64_t window) const;  // positions that are to predict something: T without a label file
@@ -78,6 +89,7 @@ class WindowReader {
  private:
   std::vector<Shard> shards_;
   std::vector<int64_t> first_window_;  // [shards + 1], first_window_[i] = windows before shard i
+  std::vector<int64_t> starts_;        // of windows that begin with documents, within their shards
   int T_, vocab_;
   std::string key_;
 };

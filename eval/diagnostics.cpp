@@ -7,65 +7,18 @@
 #include <numeric>
 
 #include "base/text.h"
-#include "eval/evaluate.h"
 
 using nlohmann::ordered_json;
 
 // ---- the windows
 
-// Windows of `length` tokens, at most as many as diagnostics.tokens holds.
-class Sequences {
- public:
-  Sequences(const Config& config, const std::vector<Shard>& shards, int length)
-      : length_(length),
-        documents_(config.diagnostics.start == WindowStart::document),
-        reader_(shards, documents_ ? 1 : length, config.model.vocab, "data.val"),
-        count_(std::min(config.diagnostics.tokens / length, reader_.windows())) {
-    if (!documents_) return;
-    int64_t most = config.diagnostics.tokens / length, end = reader_.windows() - length + 1;
-    for (int64_t at = 0; at < end && int64_t(starts_.size()) < most && config.end_of_text >= 0;) {
-      bool starts = token(at) == config.end_of_text && reader_.shard_of(at) == reader_.shard_of(at + length - 1);
-      if (starts) starts_.push_back(at);
-      at += starts ? length : 1;
-    }
-    count_ = int64_t(starts_.size());
-  }
-  int64_t count() const { return count_; }
-  void read(int64_t n, int* tokens) const {  // = [length]
-    std::vector<int> targets(length_);
-    if (!documents_) reader_.read(n, tokens, targets.data());
-    else
-      for (int t = 0; t < length_; t++) tokens[t] = token(starts_[n] + t);
-  }
-
- private:
-  int token(int64_t at) const {  // with windows of one token
-    int input, target;
-    reader_.read(at, &input, &target);
-    return input;
-  }
-  int length_;
-  bool documents_;
-  WindowReader reader_;
-  std::vector<int64_t> starts_;
-  int64_t count_;
-};
-
-int64_t check_diagnostics(const Config& config, const std::vector<Shard>& shards, int length) {
+EvalWindows diagnostics_windows(const Config& config, const std::vector<Shard>& shards, int length) {
   if (config.diagnostics.tokens < length)
     user_error(
         "config: diagnostics.tokens = %ld is less than one window of %d tokens; raise it, or name a shorter length%s",
         config.diagnostics.tokens, length, source_tag(source_of(config, {"diagnostics.tokens"})).c_str());
-  int64_t count = Sequences(config, shards, length).count();
-  if (count == 0)
-    user_error(
-        "config: diagnostics.start = document, but data.val has no %d tokens in a row that begin with the token "
-        "between documents, %s; use diagnostics.start=any, or a shorter length%s",
-        length,
-        config.end_of_text < 0 ? "which is not known (GPT-2's is 50256; generate.tokenizer_dir tells another one's)"
-                               : std::to_string(config.end_of_text).c_str(),
-        source_tag(source_of(config, {"diagnostics.start"})).c_str());
-  return count;
+  return windows_of(config, shards, "diagnostics.start", config.diagnostics.start, false, length,
+                    config.diagnostics.tokens);
 }
 
 int diagnostics_batch(const Config& config, int length) { return int(eval_rows(config, {length}) / size_t(length)); }
@@ -335,9 +288,8 @@ bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shar
   const ordered_json learned = learned_by_head(model);
   bool finite = true;
   for (int length : lengths) {
-    check_diagnostics(config, shards, length);
-    Sequences sequences(config, shards, length);
-    int64_t count = sequences.count();
+    const EvalWindows windows = diagnostics_windows(config, shards, length);
+    int64_t count = windows.count;
     int batch = diagnostics_batch(config, length);
     LayerSums empty{std::vector<double>(H * (REACH + reach_bins(length))),
                     std::vector<double>(2 * POSITIONS),
@@ -346,10 +298,9 @@ bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shar
                     std::vector<double>(SIZES),
                     std::vector<double>(ranks * (LARGEST + H))};
     std::vector<LayerSums> layers(L, empty);
-    std::vector<int> inputs(size_t(batch) * length);
+    std::vector<int> inputs(size_t(batch) * length), unused(inputs.size());
     auto add_batch = [&](int64_t window, int here) {
-      for (int row = 0; row < batch; row++)  // a short last batch is filled with its last window, so all have one size
-        sequences.read(window + std::min(row, here - 1), &inputs[size_t(row) * length]);
+      read_batch(windows.reader, window, here, length, inputs, unused, nullptr);
       model.diagnose(inputs.data(), batch, length, here, [&](const LayerStatistics& statistics) {
         add(layers[statistics.layer], statistics, config, batch, here, length, comm.rank());
       });

@@ -14,7 +14,7 @@ static int batch_of(const Config& config, int length, int64_t windows) {
 }
 
 int batch_of(const Config& config, const std::vector<Shard>& shards, int length) {
-  return batch_of(config, length, check_windows(config, shards, length, config.eval.tokens));
+  return batch_of(config, length, eval_windows(config, shards, length, config.eval.tokens).count);
 }
 
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
@@ -38,14 +38,30 @@ void write_new_file(const Config& config, const char* key, const std::string& pa
   write_text_file(path, text);
 }
 
-int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens) {
+EvalWindows windows_of(const Config& config, const std::vector<Shard>& shards, const char* key, WindowStart start,
+                       bool within, int window, int64_t tokens) {
+  WindowReader reader(shards, window, config.model.vocab, "data.val");
+  if (start == WindowStart::any) return {reader, std::min(tokens / window, reader.windows())};
+  int64_t too_short = reader.begin_with_documents({config.end_of_text, within, tokens / window});
+  if (reader.windows() == 0)
+    user_error(
+        "config: %s = document, but data.val has no %d tokens in a row that begin with the token between documents, "
+        "%s%s; use %s=any, or a shorter length%s",
+        key, window,
+        config.end_of_text < 0 ? "which is not known: data.separator names it (GPT-2's is 50256)"
+                               : std::to_string(config.end_of_text).c_str(),
+        within ? ", and are of one document" : "", key, source_tag(source_of(config, {key})).c_str());
+  return {reader, reader.windows(), too_short};
+}
+
+EvalWindows eval_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens) {
   int window = config.eval.window(length);
   if (tokens < window)
     user_error(
         "config: eval.tokens = %ld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter "
         "length  [%s]",
         tokens, window, config.file.c_str());
-  return std::min(tokens / window, WindowReader(shards, window, config.model.vocab, "data.val").windows());
+  return windows_of(config, shards, "eval.start", config.eval.start, true, window, tokens);
 }
 
 // Edges of the bins of positions, eight to an octave where that is more than one position: 0, the distinct values of
@@ -95,7 +111,7 @@ static void add_data(EvalReport& report, const WindowReader& reader, const std::
   double tokens = 0, bytes = 0;
   std::vector<DataFile> labels;
   for (size_t i = 0; i <= reader.shard_of(windows - 1); i++) {
-    if (shards[i].tokens <= reader.T()) continue;  // too short for a window
+    if (!reader.has_windows(i)) continue;
     report.data.push_back(files[i]);
     if (shards[i].labels) labels.push_back(files[shards.size() + i]);
     tokens += double(shards[i].tokens);
@@ -118,9 +134,8 @@ void read_batch(const WindowReader& reader, int64_t first, int count, int length
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                                    int length, int64_t tokens, const Stop& stop) {
   const Config& config = model.config();
-  int64_t windows = check_windows(config, shards, length, tokens);
-  int whole = config.eval.window(length), counted = config.eval.targets(length);
-  WindowReader reader(shards, whole, config.model.vocab, "data.val");
+  const auto [reader, windows, too_short] = eval_windows(config, shards, length, tokens);
+  int whole = reader.T(), counted = config.eval.targets(length);
   int batch = batch_of(config, length, windows);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
   size_t outputs = config.model.head.outputs;
@@ -166,6 +181,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   report.length = length;
   report.tokens = int64_t(sum(labels, 0, int(windows)));
   report.windows = int64_t(labelled.size());
+  report.too_short = too_short;
   report.position_edges = position_edges(counted);
   report.loss = mean(0, counted);
   report.last_loss = mean(counted - std::min(1024, counted), counted);
@@ -191,9 +207,13 @@ static void print(const Config::Eval& eval, int64_t step, const EvalReport& r, c
                      format(" from context %d", r.difference.from);
   }
   if (std::isfinite(r.bits_per_byte)) more += format(" | %.4f bits per byte", r.bits_per_byte);
-  std::printf("%s  step %ld  %s | loss %.4f%s%s | %s %s\n", type, step, length.c_str(), r.loss,
+  std::string documents = eval.start == WindowStart::any
+                              ? ""
+                              : format(" of %ld %s, %ld shorter left out", r.windows,
+                                       plural(double(r.windows), "document").c_str(), r.too_short);
+  std::printf("%s  step %ld  %s | loss %.4f%s%s | %s %s%s\n", type, step, length.c_str(), r.loss,
               plus_minus(r.standard_error).c_str(), more.c_str(), count_text(double(r.tokens)).c_str(),
-              plural(double(r.tokens), "token").c_str());
+              plural(double(r.tokens), "token").c_str(), documents.c_str());
   std::fflush(stdout);
 }
 
@@ -211,6 +231,7 @@ void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& m
                                    {"tokens", origin.tokens},
                                    {"mode", eval_mode_names[int(eval.mode)]},
                                    {"length", r.length}};
+  if (eval.start == WindowStart::document) fields.update({{"start", "document"}, {"too_short", r.too_short}});
   if (suffix) fields.update({{"context_of", eval.window(r.length)}, {"suffix", eval.targets(r.length)}});
   fields.update({{"loss", r.loss},
                  {"stderr", r.standard_error},
@@ -236,6 +257,7 @@ void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& m
 int length_of(const nlohmann::json& line, const Config::Eval& eval) {
   int length = int(integer_of(line, "length", 0));
   bool alike = text_of(line, "mode", "windows") == eval_mode_names[int(eval.mode)] &&
+               text_of(line, "start", "any") == window_start_names[int(eval.start)] &&
                integer_of(line, "context_of", length) == eval.window(length) &&
                integer_of(line, "suffix", length) == eval.targets(length);
   return alike ? length : -1;

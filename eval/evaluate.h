@@ -1,11 +1,13 @@
 // Validation loss by length, the measurement for which this program was written.
 // Windows of W tokens do not overlap and never cross a shard's end; they are taken in order, through the shards in
-// order, until floor(tokens / W) are used (fewer if the shards end). The model sees the last L tokens of each, and the
-// loss is the mean cross-entropy, in nats, over the last S targets. With eval.mode = windows, W = S = L. With suffix, W
-// is the longest of eval.lengths and S = min(1024, the shortest), so the losses at all lengths are of the same targets,
-// and only the context grows. With data.val_labels only targets that are labels count, by train.label_mean, and windows
-// with none are left out; if all are, that is a user_error. A loss does not depend on the number of windows computed at
-// once. Ranks take batches of windows in turn, and all get the result.
+// order, until floor(tokens / W) are used (fewer if the shards end). With eval.start = document a window is the first W
+// tokens of a document, with config.end_of_text, which begins it; documents of fewer tokens are left out, and the last
+// target may be the next document's beginning. The model sees the last L tokens of each, and the loss is the mean
+// cross-entropy, in nats, over the last S targets. With eval.mode = windows, W = S = L. With suffix, W is the longest
+// of eval.lengths and S = min(1024, the shortest), so the losses at all lengths are of the same targets, and only the
+// context grows. With data.val_labels only targets that are labels count, by train.label_mean, and windows with none
+// are left out; if all are, that is a user_error. A loss does not depend on the number of windows computed at once.
+// Ranks take batches of windows in turn, and all get the result.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -29,6 +31,7 @@ struct EvalReport {
     double loss = 0, standard_error = NAN;
   } difference;
   std::vector<DataFile> data;         // the shards that the windows come from
+  int64_t too_short = 0;              // documents that were left out
   int64_t tokens = 0, windows = 0;    // targets used, with labels those that have one; windows with such targets
   std::vector<int> position_edges;    // 0 .. L: bin i has the positions from edge i to before edge i + 1
   std::vector<double> by_position;    // [edges - 1], mean loss in each bin
@@ -42,8 +45,20 @@ struct EvalReport {
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                                    int length, int64_t tokens, const Stop& stop = {});
 
-// The number of windows of this length that will be evaluated. The same user_errors, for a check before a run begins.
-int64_t check_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);
+// Windows of validation text.
+struct EvalWindows {
+  WindowReader reader;
+  int64_t count;          // the first ones, that are used
+  int64_t too_short = 0;  // documents up to the last of these, that are left out
+};
+
+// The windows at this length, for a check before a run begins too: the same user_errors.
+EvalWindows eval_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);
+
+// Those of `window` tokens, as many as `tokens` holds. key: of the setting that is `start`. within: those that begin
+// with a document also end in it. A user_error if there are none.
+EvalWindows windows_of(const Config& config, const std::vector<Shard>& shards, const char* key, WindowStart start,
+                       bool within, int window, int64_t tokens);
 
 // How many windows of this length evaluate() computes at once.
 int batch_of(const Config& config, const std::vector<Shard>& shards, int length);

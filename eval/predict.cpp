@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <optional>
 
 #include "base/file.h"
@@ -76,7 +77,7 @@ void write_token_losses(Model& model, const std::vector<Shard>& shards, const st
   for (int length : config.eval.lengths) {
     int whole = config.eval.window(length), counted = config.eval.targets(length);
     int batch = batch_of(config, shards, length);
-    WindowReader reader(shards, whole, config.model.vocab, "data.val");
+    const WindowReader reader = eval_windows(config, shards, length, std::numeric_limits<int64_t>::max()).reader;
     std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
     std::vector<float> losses(inputs.size()), labels(inputs.size() * config.model.head.outputs);
     auto compute = [&](float* values, int64_t first, int count) {

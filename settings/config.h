@@ -122,6 +122,7 @@ struct Config {
     int64_t every = 250;  // 0 = never
     int64_t tokens = 10485760;
     EvalMode mode = EvalMode::windows;
+    WindowStart start = WindowStart::any;
     std::vector<int> lengths;  // auto: [context] (never empty after loading)
     int batch = 0;             // sequences; 0 = auto: eval_batch()
     RopeScaling rope_scaling = RopeScaling::none;

@@ -218,6 +218,8 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"eval.tokens", &c.eval.tokens, "[1, 1e15]", no, "validation tokens of an evaluation, at each length", may_change},
     {"eval.mode", choice(c.eval.mode, eval_mode_names), "", no,
      "at each length all targets, or the same last targets with that much context", may_change},
+    {"eval.start", choice(c.eval.start, window_start_names), "", no,
+     "where windows begin: anywhere, as in training, or with a document that is as long", may_change},
     {"eval.lengths", &c.eval.lengths, "[1, 16777216]", "[model.context]",
      "sequence lengths to evaluate at", may_change},
     {"eval.batch", &c.eval.batch, "[1, 65535]", "max(1, micro x context / length)",

@@ -177,13 +177,13 @@ Data open_data(const Flags& flags, Config& config, bool evaluates, int rank) {
   bool bytes = config.generate.tokenizer == TokenizerKind::bytes, samples = training && config.generate.every > 0;
   bool makes_texts = flags.generates() || flags.is(Mode::passkey) || (samples && bytes);
   if (makes_texts) data.tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
-  else if (training || config.diagnoses)
+  else if (training || config.diagnoses || (evaluates && config.eval.start == WindowStart::document))
     data.tokenizer = tokenizer_to_carry(config, flags.is(Mode::train) && rank == 0);
   config.end_of_text = end_of_text(config, data);
   for (int length : evaluates ? config.eval.lengths : std::vector<int>{})
-    check_windows(config, data.val, length, config.eval.tokens);
+    eval_windows(config, data.val, length, config.eval.tokens);
   for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
-    check_diagnostics(config, data.val, length);
+    diagnostics_windows(config, data.val, length);
   data.train_files = data_files(data.train);
   data.val_files = data_files(data.val);
   return data;
@@ -242,7 +242,7 @@ void report_validation(const Config& config, const Data& data, const std::vector
   }
   if (!both.empty())
     warn("data.train and data.val both contain %s, or a copy: validation losses will be too low", both.c_str());
-  if (!data.val.empty() && tokens < config.eval.tokens)
+  if (!data.val.empty() && tokens < config.eval.tokens && config.eval.start == WindowStart::any)
     std::printf("data.val: %s tokens, all of them evaluated\n", count_text(double(tokens)).c_str());
 }
 

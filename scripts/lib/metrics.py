@@ -91,6 +91,7 @@ class Evaluation:
     if mode not in ("windows", "suffix"):
       raise ValueError("evaluated in another way")
     self.targets = (count(entry["context_of"], 1), count(entry["suffix"], 1)) if mode == "suffix" else None
+    self.start = str(entry.get("start", "any"))
     self.type, self.step, self.length = entry["type"], count(entry["step"]), count(entry["length"], 1)
     self.loss, self.stderr, self.last_loss, self.bits_per_byte, self.time = (
         finite(entry.get(key)) for key in ("loss", "stderr", "last_loss", "bits_per_byte", "time"))
@@ -132,7 +133,7 @@ class Evaluation:
 
   def same_targets(self):
     """Evaluations in mode "suffix" have the same targets where these are equal."""
-    return self.targets, self.windows, tuple(self.shards)
+    return self.targets, self.start, self.windows, tuple(self.shards)
 
   def data(self):
     """The names of its data, as text."""
@@ -153,6 +154,8 @@ class Evaluation:
       reasons.append(f"of {self.asked} tokens asked")
     if self.rope_scaling != own.rope_scaling:
       reasons.append(f"with rope_scaling {self.rope_scaling}")
+    if self.start != own.start:
+      reasons.append(f"with eval.start {self.start}")
     if self.window != own.window:
       reasons.append(f"with {self.window}")
     return " and ".join(reasons)

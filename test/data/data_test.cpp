@@ -52,6 +52,36 @@ TEST_F(Shards, WindowsAreNumberedThroughTheShardsAndNeverCrossTheirEnds) {
   EXPECT_EQ(holders, (std::vector<size_t>{0, 0, 2, 4}));
 }
 
+TEST_F(Shards, WindowsThatBeginWithDocuments) {
+  std::vector<int> a = numbers(30, 100), b(70000, 1);  // beyond one block of the search
+  for (int at : {0, 3, 9, 24}) a[at] = 7;
+  for (int at : {2, 65500, 69995}) b[at] = 7;
+  add("a.bin", a), add("b.bin", numbers(3)), add("c.bin", b);
+  auto found = [&](int T, DocumentWindows documents, int64_t expected_short) {
+    WindowReader reader(open({"*.bin"}), T, 65536);
+    EXPECT_EQ(reader.begin_with_documents(documents), expected_short);
+    std::vector<std::pair<size_t, int64_t>> places;
+    for (int64_t w = 0; w < reader.windows(); w++) {
+      std::vector<int> inputs(T), targets(T);
+      reader.read(w, inputs.data(), targets.data());
+      EXPECT_EQ(inputs[0], 7);
+      EXPECT_EQ(targets[T - 1], (reader.shard_of(w) == 0 ? a : b)[reader.first_token(w) + T]);
+      places.push_back({reader.shard_of(w), reader.first_token(w)});
+    }
+    for (size_t i = 0; i < 3; i++)
+      EXPECT_EQ(reader.has_windows(i), std::ranges::count(places, i, [](auto& place) { return place.first; }) > 0);
+    return places;
+  };
+  using Places = std::vector<std::pair<size_t, int64_t>>;
+  EXPECT_EQ(found(3, {7, true, 99}, 0), (Places{{0, 0}, {0, 3}, {0, 9}, {0, 24}, {2, 2}, {2, 65500}, {2, 69995}}));
+  EXPECT_EQ(found(6, {7, true, 99}, 3), (Places{{0, 3}, {0, 9}, {2, 2}, {2, 65500}}));   // a[24..29]: no last target
+  EXPECT_EQ(found(6, {7, false, 99}, 2), (Places{{0, 0}, {0, 9}, {2, 2}, {2, 65500}}));  // the second overlaps
+  EXPECT_EQ(found(6, {7, true, 3}, 2), (Places{{0, 3}, {0, 9}, {2, 2}}));
+  EXPECT_EQ(found(65498, {7, true, 99}, 6), (Places{{2, 2}}));
+  EXPECT_EQ(found(65499, {7, true, 99}, 7), Places());
+  EXPECT_EQ(found(3, {-1, true, 99}, 0), Places());
+}
+
 TEST_F(Shards, PatternsAndNamesAreSortedTogether) {
   for (const char* name : {"x_2.bin", "x_10.bin", "y.bin", "B.bin", "a.bin"}) add(name, {1, 2, 3});
   std::vector<std::string> names;

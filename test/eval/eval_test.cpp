@@ -183,6 +183,64 @@ TEST_F(Evaluation, SuffixesAreOfTheSameTargets) {
   }
 }
 
+// Windows of documents, placed by hand, against the float64 reference: those as long as the window, from their first
+// token, in both modes and beyond the trained length.
+TEST_F(Evaluation, WindowsOfDocuments) {
+  std::vector<int> a = random_ints(100, 1, 60), b = random_ints(60, 2, 60);
+  for (int at : {0, 5, 34, 46}) a[at] = 60;  // documents of 5, 29, 12 and 54 tokens
+  for (int at : {11, 40}) b[at] = 60;        // the end of one; 29 and 20, the last without a target for the 20th
+  add("a.bin", a), add("b.bin", b);
+  std::vector<Shard> shards = open({"a.bin", "b.bin"}, 61);
+  struct {
+    int length;
+    const char* mode;
+    int64_t tokens;
+    std::vector<std::pair<std::vector<int>*, int>> places;
+    int64_t too_short;
+  } cases[] = {{29, "windows", 1000, {{&a, 5}, {&a, 46}, {&b, 11}}, 3},
+               {12, "windows", 1000, {{&a, 5}, {&a, 34}, {&a, 46}, {&b, 11}, {&b, 40}}, 1},
+               {12, "windows", 24, {{&a, 5}, {&a, 34}}, 1},
+               {20, "windows", 1000, {{&a, 5}, {&a, 46}, {&b, 11}}, 3},
+               {40, "windows", 1000, {{&a, 46}}, 5},
+               {12, "suffix", 1000, {{&a, 5}, {&a, 46}, {&b, 11}}, 3},
+               {29, "suffix", 1000, {{&a, 5}, {&a, 46}, {&b, 11}}, 3}};
+  for (const auto& [L, mode, tokens, places, too_short] : cases) {
+    Config config = small_config(
+        "fp32", {"eval.start=document", std::string("eval.mode=") + mode, "eval.batch=2", "eval.lengths=12,29"});
+    config.end_of_text = 60;
+    auto model = evaluated_model(config, 2 * 40, 40, 100);
+    int W = config.eval.window(L), S = config.eval.targets(L), count = int(places.size());
+    std::vector<int> inputs, targets;
+    for (auto& [shard, first] : places) {
+      EXPECT_EQ((*shard)[first], 60);
+      auto begin = shard->begin() + first + W - L;
+      inputs.insert(inputs.end(), begin, begin + L), targets.insert(targets.end(), begin + 1, begin + L + 1);
+    }
+    ReferenceModel<Exact> exact(config);
+    exact.take_parameters(*model);
+    exact.forward(inputs, targets, count, L);
+    EvalReport result = *evaluate(*model, shards, files_of(shards), L, tokens);
+    EXPECT_EQ(std::vector<int64_t>({result.windows, result.tokens, result.too_short}),
+              std::vector<int64_t>({count, count * S, too_short}));
+    double mean = 0;
+    for (int w = 0; w < count; w++) {
+      auto end = exact.losses.begin() + (w + 1) * L;
+      double expected = std::accumulate(end - S, end, 0.0) / S;
+      EXPECT_NEAR(result.by_window[w], expected, 1e-5 * expected) << mode << " " << L;
+      mean += expected / count;
+    }
+    EXPECT_NEAR(result.loss, mean, 1e-5 * mean) << mode << " " << L;
+    EXPECT_EQ(result.data.size(), places.back().first == &a ? 1u : 2u);
+  }
+  Config config = small_config("fp32", {"eval.start=document"});
+  for (int end_of_text : {60, -1}) {
+    config.end_of_text = end_of_text;
+    expect_user_error([&] { eval_windows(config, shards, end_of_text < 0 ? 12 : 55, 1000); },
+                      {"eval.start = document", end_of_text < 0 ? "not known" : "60, and are of one document",
+                       "eval.start=any, or a shorter length"});
+  }
+}
+
 // Means of groups that differ by at most one window, in order, with every window in one of them.
 TEST_F(Evaluation, GroupsOfWindows) {
   const int L = 2;

@@ -56,7 +56,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
                 "decay_fraction": 0.2, "skip_spikes": 0},
   "train": {"steps": 18865, "tokens": 0, "label_mean": "batch", "recompute": "none",
             "zero_stage": 1},
-  "eval": {"every": 250, "tokens": 10485760, "mode": "windows", "lengths": [1024],
+  "eval": {"every": 250, "tokens": 10485760, "mode": "windows", "start": "any", "lengths": [1024],
            "batch": 0, "rope_scaling": "none", "window": 0, "sink_tokens": 0},
   "checkpoint": {"every": 5000, "minutes": 30, "keep": 2, "at_end": true},
   "generate": {"every": 0, "tokens": 64, "prompt": "", "temperature": 1, "top_k": 0,
