@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -111,9 +112,12 @@ class Text:
       if chosen(number):
         yield number, max(self.starts[number - 1], first), min(self.starts[number], last)
 
-  def documents(self, *part):
-    """(name, first byte within the file, blocks) of each document of a part. Blocks are valid until the next one."""
+  def documents(self, *part, keeps=None):
+    """(name, first byte within the file, blocks) of each document of a part, or of those whose bytes keeps() keeps.
+    Blocks are valid until the next one."""
     for _, start, end in self._spans(*part):
+      if keeps and not keeps(end - start):
+        continue
       of = bisect.bisect_right(self.firsts, start) - 1
       yield self.names[of], start - self.firsts[of] + self.marks[of], self._blocks(start, end)
 
@@ -313,12 +317,41 @@ class TokenizerJson:
 
 # ----------------------------------------------------------------------------------------------------------- output
 
+class LongDocuments:
+  """Keeps the documents of at least `least` tokens, with the one before each, and counts them and all."""
+
+  def __init__(self, least, separator):
+    self.least, self.separator, self.kept, self.all = least, separator, 0, 0
+
+  def keeps(self, size):
+    self.all += 1
+    self.kept += size >= self.least
+    return size >= self.least
+
+  def of(self, parts):
+    """What a tokenizer's tokens() yields, without the other documents."""
+    document, lengths = array.array("H"), []
+    end = 0, struct.pack("=H", self.separator), [0]
+    for read, block, block_lengths in itertools.chain(parts, [end]):
+      block, kept, kept_lengths = memoryview(block).cast("H"), array.array("H"), []
+      begins = [at for at, token in enumerate(block) if token == self.separator]
+      for first, last in zip([None, *begins], [*begins, len(block)]):
+        if first is not None:  # a document ends here and another begins
+          if document and self.keeps(len(document)):
+            kept += document
+            kept_lengths += lengths
+          document, lengths = array.array("H"), []
+        document.extend(block[first or 0:last])
+        lengths.extend(block_lengths[first or 0:last] if block_lengths else [])
+      yield read, kept.tobytes(), kept_lengths
+
+
 class ShardWriter:
   kind = "tokens"
 
   def __init__(self, directory, stem, args):
     self.directory, self.stem, self.args = directory, stem, args
-    self.counts, self.bytes, self.file = [], 0, None  # tokens of each shard; bytes of text of the last
+    self.counts, self.bytes, self.file = [], [], None  # tokens of each shard, and bytes of their text
 
   def write(self, data, lengths=None):
     data = memoryview(data).cast("B")
@@ -327,22 +360,25 @@ class ShardWriter:
         self.close()
         self.file = shards.Writer(os.path.join(self.directory, self.name(len(self.counts))), self.kind)
         self.counts.append(0)
-        self.bytes = 0
+        self.bytes.append(0)
       part = data[:2 * (self.args.shard_tokens - self.counts[-1])]
       self.file.write(part)
       count = len(part) // 2
       self.counts[-1] += count
-      self.bytes += sum(lengths[:count]) if lengths else count
+      self.bytes[-1] += sum(lengths[:count]) if lengths else count
       data, lengths = data[len(part):], lengths and lengths[count:]
 
   def close(self):
     if self.file is not None:
       self.file.close()
-      if self.kind == "tokens":
-        with open(os.path.join(self.directory, self.name(len(self.counts) - 1))[:-len("bin")] + "json", "w") as file:
-          json.dump({"tokens": self.counts[-1], "bytes": self.bytes, **self.args.description}, file)
-          file.write("\n")
       self.file = None
+
+  def describe(self, more):
+    """Writes the X.json of each shard."""
+    for index, (tokens, size) in enumerate(zip(self.counts, self.bytes)):
+      with open(os.path.join(self.directory, self.name(index))[:-len("bin")] + "json", "w") as file:
+        json.dump({"tokens": tokens, "bytes": size, **self.args.description, **more}, file)
+        file.write("\n")
 
   def name(self, index):
     return "%s_%06d.bin" % (self.stem, index)
@@ -387,6 +423,8 @@ def parse_arguments():
                       help="tokenizer.json: the token before each document [the tokens that the file adds]")
   parser.add_argument("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
   parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
+  parser.add_argument("--min-tokens", type=int, default=0, metavar="N",
+                      help="leave out documents of fewer tokens, with the one before each [keep all]")
   parser.add_argument("--field", help="JSONL, Parquet: the field or column that has the text [text]")
   parser.add_argument("--answer-field", metavar="FIELD",
                       help="JSONL: the field that has the answer to --field; also writes label files")
@@ -414,6 +452,8 @@ def parse_arguments():
        f"--tokenizer {args.tokenizer}: use bytes, gpt2, or the path of a tokenizer.json"),
       (args.separator and bytes_or_gpt2,
        f"--separator {args.separator}: only a tokenizer.json can choose; leave it out"),
+      (args.min_tokens < 0 or (args.min_tokens and args.answer_field),
+       f"--min-tokens {args.min_tokens} must be 0 or more, and goes without --answer-field"),
       (args.answer_field and plain,
        f"--answer-field {args.answer_field}: {plain} is not called .jsonl; --jsonl reads it as JSONL if it is"),
       (not 1 <= args.shard_tokens < 1 << 31,
@@ -451,18 +491,30 @@ def prepare(text, args, tokenizer, folder):
   for split, part in (("train", train), ("val", val)):
     writer, before = ShardWriter(folder, "%s_%s" % (args.name, split), args), progress.done
     labels = LabelWriter(folder, "%s_labels_%s" % (args.name, split), args, text.answers_in(*part))
-    for read, tokens, lengths in tokenizer.tokens(text.documents(*part), args):
+    long = LongDocuments(args.min_tokens, args.description["end_of_text"])
+    if args.min_tokens and args.tokenizer == "bytes":
+      parts = tokenizer.tokens(text.documents(*part, keeps=long.keeps), args)
+    else:
+      parts = tokenizer.tokens(text.documents(*part), args)
+      parts = long.of(parts) if args.min_tokens else parts
+    for read, tokens, lengths in parts:
       writer.write(tokens, lengths)
       if args.answer_field:
         labels.write_next(tokens, lengths)
       progress.add(read)
     writer.close()
+    writer.describe({"min_tokens": long.least, "documents": long.kept, "of_documents": long.all} if long.least else {})
     labels.finish()
+    if long.all:
+      print("%s: %d of %d documents have at least %d tokens" % (split, long.kept, long.all, long.least))
     if labels.shared:
       print("prepare_text.py: warning: %s: tokens with text of both a prompt and its answer: %d; end no prompt with a "
             "space, but begin the answer with it" % (split, labels.shared), file=sys.stderr)
     if writer.counts:
       writers += [writer, labels] if labels.counts else [writer]
+    elif long.all:
+      raise UserError("the text for %s has no document of %d tokens; give more text, or a lower --min-tokens" % (
+          split, long.least))
     elif progress.done > before:
       raise UserError("the text for %s, %d bytes, gives no tokens; give more text" % (split, progress.done - before))
   progress.end()
@@ -477,6 +529,8 @@ def main():
   tokenizer = (Bytes() if args.tokenizer == "bytes" else Gpt2(args.train, args.tokenizer_dir)
                if args.tokenizer == "gpt2" else TokenizerJson(args.tokenizer, args.separator))
   args.description = tokenizer.description
+  if args.min_tokens and args.tokenizer.endswith(".json") and not args.separator:
+    raise UserError("--min-tokens %d needs to know where documents begin; add --separator TOKEN" % args.min_tokens)
   if args.answer_field and tokenizer.vocab > NO_LABEL:
     raise UserError("--answer-field needs a tokenizer of at most 65535 tokens, as 65535 means no label; %s has %d" % (
         args.tokenizer, tokenizer.vocab))
