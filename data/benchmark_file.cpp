@@ -40,12 +40,12 @@ class Numbers {
     if (value < least || value > most) bad(format("has %d as its %s, not %d to %d", value, what, least, most));
     return value;
   }
-  std::vector<int> tokens(const char* what, int vocab) {
-    size_t count = size_t(next(what, 1, 65535));
+  std::vector<int> tokens(const char* what, int vocab, int least = 1) {
+    size_t count = size_t(next(what, least, 65535));
     if (count > rest_.size()) bad(format("ends within its %s", what));
     std::vector<int> tokens(rest_.begin(), rest_.begin() + count);
     rest_ = rest_.subspan(count);
-    int largest = *std::max_element(tokens.begin(), tokens.end());
+    int largest = count == 0 ? 0 : *std::max_element(tokens.begin(), tokens.end());
     if (largest >= vocab)
       user_error(
           "%s has token %d, but model.vocab = %d allows 0 to %d; make it with the tokenizer of the training data "
@@ -65,19 +65,23 @@ class Numbers {
   std::string where_;
 };
 
-BenchmarkExample read_example(Numbers numbers, int number, int vocab, bool has_lengths) {
+BenchmarkExample read_example(Numbers numbers, int number, int vocab, int version) {
   BenchmarkExample example;
   numbers.next("mark", MARK, MARK);
   numbers.next("size", 0, 65535);  // known already
   numbers.next("number", number, number);
-  example.gold = numbers.next("right completion", 0, MOST_CHOICES - 1);
-  example.choices.resize(size_t(numbers.next("number of completions", std::max(2, example.gold + 1), MOST_CHOICES)));
-  example.context = numbers.tokens("context", vocab);
+  bool text = version == 3;
+  int most = text ? 1 : MOST_CHOICES;
+  example.gold = numbers.next("right completion", 0, most - 1);
+  example.choices.resize(size_t(numbers.next("number of completions", std::max(text ? 1 : 2, example.gold + 1), most)));
+  example.context = numbers.tokens("context", vocab, text && number > 0 ? 0 : 1);
   for (BenchmarkChoice& choice : example.choices) choice.tokens = numbers.tokens("completions", vocab);
   for (BenchmarkChoice& choice : example.choices) {
-    if (!has_lengths) break;
-    choice.characters = numbers.next("characters", 1, 65535);
-    choice.bytes = numbers.next("bytes", choice.characters, 65535);
+    if (version == 1) break;
+    int least = example.context.empty() ? 0 : 1;  // of a text that continues the rest may be counted already
+    if (text) choice.words = numbers.next("words", least, 65535);
+    else choice.characters = numbers.next("characters", least, 65535);
+    choice.bytes = numbers.next("bytes", text ? least : choice.characters, 65535);
   }
   numbers.end();
   return example;
@@ -98,11 +102,11 @@ Benchmark read_benchmark(const std::string& dir, const std::string& name, int vo
   std::string bytes = read_text_file(path, w, BENCHMARK_HEADER_BYTES + MOST_EXAMPLES * 65535);
   int32_t header[4] = {};
   if (bytes.size() >= BENCHMARK_HEADER_BYTES) std::memcpy(header, bytes.data(), sizeof header);
-  if (header[0] != BENCHMARK_MAGIC || header[1] < 1 || header[1] > 2)
-    user_error("%s does not begin as a task file of version 1 or 2; %s", w, make_it);
+  if (header[0] != BENCHMARK_MAGIC || header[1] < 1 || header[1] > 3)
+    user_error("%s does not begin as a task file of version 1, 2 or 3; %s", w, make_it);
   if (header[2] < 1 || header[2] > int(MOST_EXAMPLES))
     user_error("%s says that it has %d examples, not 1 to %zu; %s", w, header[2], MOST_EXAMPLES, make_it);
-  Benchmark benchmark{name, header[1] == 2, sampled_checksum(path), {}};
+  Benchmark benchmark{name, header[1] == 2, sampled_checksum(path), {}, header[1] == 3};
   std::string_view rest = std::string_view(bytes).substr(BENCHMARK_HEADER_BYTES);
   for (int number = 0; number < header[2]; number++) {
     uint16_t start[2] = {};  // the mark and the size
@@ -115,7 +119,14 @@ Benchmark read_benchmark(const std::string& dir, const std::string& name, int vo
     std::memcpy(numbers.data(), rest.data(), start[1]);
     rest.remove_prefix(start[1]);
     std::string example = where + format(", example %d", number);
-    benchmark.examples.push_back(read_example({numbers, example}, number, vocab, benchmark.has_lengths));
+    BenchmarkExample read = read_example({numbers, example}, number, vocab, header[1]);
+    if (!read.context.empty()) {
+      benchmark.examples.push_back(std::move(read));
+      continue;
+    }
+    BenchmarkChoice &whole = benchmark.examples.back().choices[0], &part = read.choices[0];
+    whole.tokens.insert(whole.tokens.end(), part.tokens.begin(), part.tokens.end());
+    whole.words += part.words, whole.bytes += part.bytes;
   }
   if (!rest.empty()) user_error("%s has %zu bytes beyond its last example; %s", w, rest.size(), make_it);
   if (limit > 0 && limit < int64_t(benchmark.examples.size())) benchmark.examples.resize(size_t(limit));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <numeric>
 
 #include "base/error.h"
@@ -17,33 +18,38 @@ int max_length(const Config& config) {
   return config.task.max_length > 0 ? config.task.max_length : config.model.context;
 }
 
-struct Row {  // one completion
+struct Row {  // one completion, or as many of its tokens as fit
   const BenchmarkExample* example;
   const BenchmarkChoice* choice;
-  size_t index;  // among the log-likelihoods
-  int size() const { return int(example->context.size() + choice->tokens.size()); }
+  size_t index;   // among the log-likelihoods
+  size_t number;  // of the row
+  int from, to;   // the tokens to predict, of context and completion together
+  int inputs(int most) const { return std::min(to - 1, most); }
 };
 
 // The rows by the length of their batches: that of their inputs, rounded up so that matrix products have few shapes.
 std::map<int, std::vector<Row>> rows_of(const Benchmark& benchmark, int most) {
   std::map<int, std::vector<Row>> rows;
-  size_t index = 0;
+  size_t index = 0, number = 0;
   for (const BenchmarkExample& example : benchmark.examples)
     for (const BenchmarkChoice& choice : example.choices) {
-      Row row{&example, &choice, index++};
-      rows[std::min((row.size() - 1 + 63) / 64 * 64, most)].push_back(row);
+      int from = int(example.context.size()), end = from + int(choice.tokens.size());
+      for (; from < end; from += most) {
+        Row row{&example, &choice, index, number++, from, std::min(from + most, end)};
+        rows[std::min((row.inputs(most) + 63) / 64 * 64, most)].push_back(row);
+      }
+      index++;
     }
   return rows;
 }
 
 // Writes a row's inputs [length] and targets [length], padded with zeros, and returns the number of inputs.
 int fill(const Row& row, int most, int* inputs, int* targets) {
-  std::vector<int> tokens = row.example->context;
-  tokens.insert(tokens.end(), row.choice->tokens.begin(), row.choice->tokens.end());
-  if (row.size() > most + 1) tokens.erase(tokens.begin(), tokens.end() - (most + 1));
-  std::copy(tokens.begin(), tokens.end() - 1, inputs);
-  std::copy(tokens.begin() + 1, tokens.end(), targets);
-  return int(tokens.size()) - 1;
+  const std::vector<int>&context = row.example->context, &completion = row.choice->tokens;
+  auto token = [&](size_t at) { return at < context.size() ? context[at] : completion[at - context.size()]; };
+  int count = row.inputs(most), first = row.to - 1 - count;
+  for (int t = 0; t < count; t++) inputs[t] = token(size_t(first + t)), targets[t] = token(size_t(first + t + 1));
+  return count;
 }
 
 // The number of the largest value / size(choice), the first among equals.
@@ -55,16 +61,18 @@ template <class Size> size_t best(const BenchmarkExample& example, const double*
   return best;
 }
 
-std::string sample_text(const Benchmark& benchmark, const std::vector<double>& likelihoods) {
+std::string sample_text(const Benchmark& benchmark, const BenchmarkAnswers& answers) {
   std::string text;
   size_t index = 0;
   for (size_t number = 0; number < benchmark.examples.size(); number++) {
     const BenchmarkExample& example = benchmark.examples[number];
     nlohmann::ordered_json line = {{"task", benchmark.name}, {"example", number}, {"gold", example.gold}};
     for (const BenchmarkChoice& choice : example.choices) {
-      line["loglikelihood"].push_back(likelihoods[index++]);
+      line["loglikelihood"].push_back(answers.likelihoods[index++]);
       line["tokens"].push_back(choice.tokens.size());
       if (benchmark.has_lengths) line["characters"].push_back(choice.characters);
+      if (benchmark.texts) line["words"] = choice.words, line["bytes"] = choice.bytes;
+      if (!answers.greedy.empty()) line["greedy"] = answers.greedy[number] > 0;
     }
     text += line.dump() + "\n";
   }
@@ -81,7 +89,7 @@ std::vector<Benchmark> open_benchmarks(const Config& config) {
     benchmarks.push_back(read_benchmark(config.task.dir, name, config.model.vocab, config.task.limit));
     for (const BenchmarkExample& example : benchmarks.back().examples)
       for (const BenchmarkChoice& choice : example.choices)
-        if (choice.tokens.size() > size_t(max_length(config)))
+        if (!benchmarks.back().texts && choice.tokens.size() > size_t(max_length(config)))
           user_error(
               "task %s: example %td has a completion of %zu tokens, but task.max_length = %d; raise it, or "
               "model.context where positions are learned",
@@ -98,15 +106,40 @@ std::vector<int> benchmark_lengths(const Config& config, const std::vector<Bench
   return lengths;
 }
 
-std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Benchmark& benchmark, const Stop& stop) {
+bool asks_words(const Benchmark& benchmark) {
+  return benchmark.texts &&
+         std::ranges::all_of(benchmark.examples, [](auto& example) { return example.choices[0].words == 1; });
+}
+
+// Of rows of a batch: 1 for each whose tokens to predict all have the largest logit, of equal ones the first.
+static std::vector<double> greedy_rows(Model& model, const std::vector<int>& inputs, const std::vector<int>& targets,
+                                       int batch, int length, const std::vector<std::pair<int, int>>& ranges) {
+  size_t V = size_t(model.config().model.vocab);
+  std::vector<int> rows;
+  for (auto [from, to] : ranges)
+    for (int row = from; row < to; row++) rows.push_back(row);
+  std::vector<float> logits(rows.size() * V);
+  model.row_logits(logits.data(), inputs.data(), batch, length, rows);
+  std::vector<double> greedy;
+  const float* row = logits.data();
+  for (auto [from, to] : ranges) {
+    greedy.push_back(1);
+    for (int at = from; at < to; at++, row += V)
+      if (std::max_element(row, row + V) - row != targets[size_t(at)]) greedy.back() = 0;
+  }
+  return greedy;
+}
+
+std::optional<BenchmarkAnswers> benchmark_answers(Model& model, const Benchmark& benchmark, const Stop& stop) {
   const Config& config = model.config();
   Comm& comm = model.comm();
   std::map<int, std::vector<Row>> by_length = rows_of(benchmark, max_length(config));
   int64_t all = 0, done = 0;  // tokens
   for (auto& [length, rows] : by_length) all += int64_t(rows.size()) * length;
-  std::vector<double> likelihoods;
-  for (const BenchmarkExample& example : benchmark.examples)
-    likelihoods.resize(likelihoods.size() + example.choices.size());
+  size_t numbers = 0;  // of rows
+  for (auto& [length, rows] : by_length) numbers += rows.size();
+  bool words = asks_words(benchmark);
+  std::vector<double> likelihoods(numbers), greedy(words ? numbers : 0);  // of rows
   ProgressBar progress(benchmark.name, all, comm.first() ? stderr : nullptr);
   model.set_length(max_length(config));
   bool complete = true;
@@ -119,9 +152,16 @@ std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Ben
       for (int i = 0; i < count; i++)
         ends[i] = fill(rows[first + i], max_length(config), &inputs[i * length], &targets[i * length]);
       model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
+      std::vector<std::pair<int, int>> predicted;
       for (int i = 0; i < count; i++) {
-        const float* end = &losses[i * length] + ends[i];
-        likelihoods[rows[first + i].index] = -std::accumulate(end - rows[first + i].choice->tokens.size(), end, 0.0);
+        const Row& row = rows[first + i];
+        int end = i * length + ends[i], begin = end - (row.to - row.from);
+        likelihoods[row.number] = -std::accumulate(&losses[begin], losses.data() + end, 0.0);
+        predicted.push_back({begin, end});
+      }
+      if (words) {
+        std::vector<double> found = greedy_rows(model, inputs, targets, batch, length, predicted);
+        for (int i = 0; i < count; i++) greedy[rows[first + i].number] = found[i];
       }
       progress.update(done + (first + count) * length);
     };
@@ -130,13 +170,40 @@ std::optional<std::vector<double>> benchmark_likelihoods(Model& model, const Ben
   }
   model.set_length(config.model.context);
   if (!complete) return std::nullopt;
-  comm.combine(likelihoods.data(), likelihoods.size());
-  return likelihoods;
+  for (auto* values : {&likelihoods, &greedy}) comm.combine(values->data(), values->size());
+  BenchmarkAnswers answers;
+  std::vector<size_t> index_of(numbers);
+  for (auto& [length, rows] : by_length)
+    for (const Row& row : rows) index_of[row.number] = row.index;
+  for (size_t number = 0; number < numbers; number++) {
+    if (index_of[number] == answers.likelihoods.size()) {
+      answers.likelihoods.push_back(likelihoods[number]);
+      if (words) answers.greedy.push_back(greedy[number]);
+      continue;
+    }
+    answers.likelihoods.back() += likelihoods[number];
+    if (words) answers.greedy.back() = std::min(answers.greedy.back(), greedy[number]);
+  }
+  return answers;
 }
 
-BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<double>& likelihoods, int max_length) {
+// Those of texts, of which all other measures are NaN.
+static void add_perplexities(BenchmarkReport& report, const Benchmark& benchmark, const BenchmarkAnswers& answers) {
+  report.acc_norm = report.acc_bytes = report.acc_norm_tokens = report.margin = report.chance = NAN;
+  const std::vector<double>& greedy = answers.greedy;
+  double likelihood = std::accumulate(answers.likelihoods.begin(), answers.likelihoods.end(), 0.0), words = 0,
+         bytes = 0, n = double(benchmark.examples.size());
+  for (const BenchmarkExample& example : benchmark.examples)
+    words += double(example.choices[0].words), bytes += double(example.choices[0].bytes);
+  report.word_perplexity = std::exp(-likelihood / words);
+  report.bits_per_byte = -likelihood / std::numbers::ln2 / bytes;
+  report.acc = greedy.empty() ? NAN : std::accumulate(greedy.begin(), greedy.end(), 0.0) / n;
+  report.standard_error = greedy.empty() ? NAN : share_error(report.acc, n);
+}
+
+BenchmarkReport benchmark_report(const Benchmark& benchmark, const BenchmarkAnswers& answers, int max_length) {
   BenchmarkReport report;
-  const double* values = likelihoods.data();
+  const double* values = answers.likelihoods.data();
   for (const BenchmarkExample& example : benchmark.examples) {
     size_t gold = size_t(example.gold);
     auto right = [&](auto size) { return best(example, values, size) == gold; };
@@ -148,8 +215,9 @@ BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<d
     report.chance += 1 / double(example.choices.size());
     double other = -INFINITY;
     for (size_t i = 0; i < example.choices.size(); i++) {
-      const Row row{&example, &example.choices[i], 0};
-      report.cut += row.size() > max_length + 1;
+      size_t most = size_t(max_length), predicted = example.choices[i].tokens.size();
+      if (benchmark.texts) predicted = std::min(predicted, most);  // of the first window
+      report.cut += example.context.size() + predicted > most + 1;
       if (i != gold) other = std::max(other, per_character(i));
     }
     report.margin += per_character(gold) - other;
@@ -161,25 +229,28 @@ BenchmarkReport benchmark_report(const Benchmark& benchmark, const std::vector<d
     *sum /= n;
   if (!benchmark.has_lengths) report.acc_norm = report.acc_bytes = report.margin = NAN;
   report.standard_error = share_error(report.acc, n);
+  if (benchmark.texts) add_perplexities(report, benchmark, answers);
   return report;
 }
 
 static void write_line(const EvalContext& context, const Benchmark& benchmark, const BenchmarkReport& r) {
-  context.metrics.write("task", {{"step", context.origin.step},
-                                 {"tokens", context.origin.tokens},
-                                 {"task", benchmark.name},
-                                 {"n", benchmark.examples.size()},
-                                 {"acc", r.acc},
-                                 {"acc_norm", r.acc_norm},
-                                 {"acc_bytes", r.acc_bytes},
-                                 {"acc_norm_tokens", r.acc_norm_tokens},
-                                 {"stderr", r.standard_error},
-                                 {"margin", r.margin},
-                                 {"chance", r.chance},
-                                 {"max_length", max_length(context.model.config())},
-                                 {"cut", r.cut},
-                                 {"xxh64", benchmark.checksum},
-                                 {"weights", context.origin.path}});
+  nlohmann::ordered_json fields = {{"step", context.origin.step},
+                                   {"tokens", context.origin.tokens},
+                                   {"task", benchmark.name},
+                                   {"n", benchmark.examples.size()},
+                                   {"acc", r.acc},
+                                   {"acc_norm", r.acc_norm},
+                                   {"acc_bytes", r.acc_bytes},
+                                   {"acc_norm_tokens", r.acc_norm_tokens},
+                                   {"stderr", r.standard_error},
+                                   {"margin", r.margin},
+                                   {"chance", r.chance},
+                                   {"max_length", max_length(context.model.config())},
+                                   {"cut", r.cut},
+                                   {"xxh64", benchmark.checksum},
+                                   {"weights", context.origin.path}};
+  if (benchmark.texts) fields.update({{"word_perplexity", r.word_perplexity}, {"bits_per_byte", r.bits_per_byte}});
+  context.metrics.write("task", fields);
 }
 
 bool evaluate_benchmarks(const EvalContext& context, const std::vector<Benchmark>& benchmarks,
@@ -194,19 +265,21 @@ bool evaluate_benchmarks(const EvalContext& context, const std::vector<Benchmark
       context.origin.step, "");
   for (int number : numbers) {
     const Benchmark& benchmark = benchmarks[size_t(number)];
-    std::optional<std::vector<double>> likelihoods = benchmark_likelihoods(model, benchmark, context.stop);
-    if (!likelihoods) break;
-    BenchmarkReport r = benchmark_report(benchmark, *likelihoods, max_length(model.config()));
+    std::optional<BenchmarkAnswers> answers = benchmark_answers(model, benchmark, context.stop);
+    if (!answers) break;
+    BenchmarkReport r = benchmark_report(benchmark, *answers, max_length(model.config()));
     auto percent = [](double share) { return cell_text("%5.1f", 100 * share); };
     table += format("%-20s | %s %s | %s  %s  %s |  %s | %s | %8zu", benchmark.name.c_str(), percent(r.acc).c_str(),
                     percent(r.standard_error).c_str(), percent(r.acc_norm).c_str(), percent(r.acc_bytes).c_str(),
                     percent(r.acc_norm_tokens).c_str(), percent(r.chance).c_str(), cell_text("%7.4f", r.margin).c_str(),
                     benchmark.examples.size());
+    if (benchmark.texts)
+      table += format(", perplexity %.6g a word, %.4f bits per byte", r.word_perplexity, r.bits_per_byte);
     if (r.cut) table += format(", %ld %s with a shortened context", r.cut, plural(double(r.cut), "completion").c_str());
     table += "\n";
     write_line(context, benchmark, r);
-    for (double likelihood : *likelihoods) finite = finite && std::isfinite(likelihood);
-    if (first && !samples.empty()) write_text_file(samples, text += sample_text(benchmark, *likelihoods));
+    for (double likelihood : answers->likelihoods) finite = finite && std::isfinite(likelihood);
+    if (first && !samples.empty()) write_text_file(samples, text += sample_text(benchmark, *answers));
   }
   std::fputs(table.c_str(), stdout);  // at once: no line of another thread, as "saved ...", falls between its rows
   std::fflush(stdout);

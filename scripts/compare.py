@@ -43,7 +43,7 @@ def parse_arguments():
   one = commands.add_parser("lm_eval", parents=[shared], help="log-likelihoods and accuracies of lm-eval")
   one.add_argument("checkpoint", metavar="runs/NAME/step_N")
   one.add_argument("tasks", nargs="+", metavar="TASK=FILE", help="hellaswag, arc_easy, arc_challenge, piqa, sciq, "
-                   "mmlu (rows of one subject) or mmlu_continuation, and its authors' file")
+                   "mmlu (rows of one subject), mmlu_continuation, lambada_openai or wikitext, and its authors' file")
   one.add_argument("--limit", type=int, default=200, help="examples of each [200]")
   one.add_argument("--shots", type=int, default=0, metavar="K", help="mmlu: solved examples before each question [0]")
   one.add_argument("--dev", nargs="+", default=[], metavar="FILE", help="mmlu: files with these examples")

@@ -28,11 +28,13 @@ from lib.documents import kind_of, parquet_file, unpacked
 MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/benchmark_file.h
 HUB = "https://huggingface.co"
 BLOCK = 1000  # examples whose texts are made into tokens at once
+PART = 4000  # tokens of a text in one example
 
 
 # ---------------------------------------------------------------------------------------------------------- prompts
 
-# Each returns the context, the completions and the number of the right one for a row of the data set.
+# Each returns the context, the completions and the number of the right one for a row of the data set; of texts also
+# the words and bytes that count. Without a context (None) the completion follows the token between documents.
 
 def wikihow(text):
   """Without the marks that HellaSwag's articles left in its texts."""
@@ -82,12 +84,34 @@ def mmlu_llmc(row):
   return "Question: %s\n\nAnswer:" % row["question"], row["choices"], row["answer"]
 
 
+def lambada(row):
+  context, _, word = row["text"].rpartition(" ")
+  return context, [word], 0, (1, len(word.encode()))
+
+
+# WikiText's marks of words and punctuation, and the text without them: patterns in the order in which they apply.
+WIKITEXT = [(r"s '", "s'"), (r"/' [0-9]/", "/'[0-9]/"), (r" @-@ ", "-"), (r" @,@ ", ","), (r" @\.@ ", "."),
+            *((r" \%s " % sign, sign + " ") for sign in ":;.!?,"),
+            *((r"\%s\s*([^\%s]*?)\s*\%s" % (first, last, last), r"%s\1%s" % (first, last))
+              for first, last in ("()", "[]", "{}", '""', "''")),
+            ("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" \u00b0 ", "\u00b0"), (" \n", "\n"),
+            ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")]
+
+
+def wikitext(row):
+  text = row["page"]
+  for pattern, plain in WIKITEXT:
+    text = re.sub(pattern, plain, text)
+  return None, [text], 0, (len(re.split(r"\s+", row["page"])), len(row["page"].encode()))
+
+
 class Task(NamedTuple):
   prompt: Callable
   data_set: str  # on the hub, with its configuration and split
   configuration: str
   split: str
   heading: str = ""  # first line of the prompts of a subject
+  texts: bool = False  # version 3 of the format
 
 
 MMLU = ("cais/mmlu", "all", "test")
@@ -101,24 +125,28 @@ TASKS = {
     "mmlu": Task(mmlu, *MMLU, "The following are multiple choice questions (with answers) about %s.\n\n"),
     "mmlu_continuation": Task(mmlu_continuation, *MMLU, "The following are questions (with answers) about %s.\n\n"),
     "mmlu_llmc": Task(mmlu_llmc, *MMLU),
+    "lambada_openai": Task(lambada, "EleutherAI/lambada_openai", "default", "test", texts=True),
+    "wikitext": Task(wikitext, "EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test", texts=True),
 }
 
 
 def prompt(task, row, shots=()):
   """The context behind solved examples, the completions, the number of the right one."""
   make, heading = TASKS[task].prompt, TASKS[task].heading
-  context, completions, gold = make(row)
+  context, completions, gold, *counts = make(row)
   solved = ""
   for shot in shots:
     question, answers, right = make(shot)
     solved += "%s %s\n\n" % (question, answers[right])
   if heading:
     heading %= row["subject"].replace("_", " ")
-  if not 2 <= len(completions) <= 26 or not 0 <= gold < len(completions) or not all(completions):
+  if not 2 - TASKS[task].texts <= len(completions) <= 26 or not 0 <= gold < len(completions) or not all(completions):
     raise ValueError("it has %d completions, the right one is number %d; none may be empty" % (len(completions), gold))
-  if "<|endoftext|>" in "\n".join([heading + solved + context, *completions]).encode().decode():
+  if context is not None:
+    context = heading + solved + context
+  if "<|endoftext|>" in "\n".join([context or "", *completions]).encode().decode():
     raise ValueError("it has the text <|endoftext|>, which is a token of its own; remove it")
-  return heading + solved + context, completions, gold
+  return (context, completions, gold, *counts)
 
 
 def examples(task, rows, dev=(), shots=0):
@@ -212,8 +240,9 @@ def tokens_of(args, made):
   """(tokens of the context, [tokens of each completion]) of each example."""
   for begin in range(0, len(made), BLOCK):
     # the context without the spaces at its end, and the whole text with each completion
-    texts = [[context.rstrip(), *("%s %s" % (context, completion) for completion in completions)]
-             for context, completions, _ in made[begin:begin + BLOCK]]
+    texts = [[(context or "").rstrip(), *(completion if context is None else "%s %s" % (context, completion)
+                                          for completion in completions)]
+             for context, completions, *_ in made[begin:begin + BLOCK]]
     flat = [text for example in texts for text in example if text]
     tokens = iter(encode(args, flat))
     for example in texts:
@@ -239,23 +268,34 @@ def packed(task, number, context, completions, gold, lengths):
   return struct.pack("<%dH" % len(numbers), *numbers)
 
 
+def parts(context, completions, counts):
+  """A text in examples that the format holds: (context, completions, [(words, bytes)])"""
+  tokens, = completions
+  for at in range(0, len(tokens), PART):
+    last = at + PART >= len(tokens)
+    held = [count if last else min(count, MOST) for count in counts]
+    yield context if at == 0 else [], [tokens[at:at + PART]], [held]
+    counts = [count - part for count, part in zip(counts, held)]
+
+
 def write(args, task, made, path):
   """Writes a task file and returns its longest row, in tokens."""
-  if not 1 <= len(made) <= MOST:
-    raise UserError("%s: there are %d examples; the format holds 1 to %d" % (task, len(made), MOST))
-  version = 1 if task.endswith("_llmc") else 2
-  longest, longest_row = 0, 0
+  version = 3 if TASKS[task].texts else 1 if task.endswith("_llmc") else 2
+  longest, longest_row, number = 0, 0, 0
   with open(path, "wb") as file:
     file.write(bytes(4 * HEADER_INTS))
-    for number, (context, completions) in enumerate(tokens_of(args, made)):
-      texts = made[number][1] if version == 2 else []
-      block = packed(task, number, context, completions, made[number][2],
-                     [(len(text), len(text.encode())) for text in texts])
-      file.write(block)
-      longest = max(longest, len(block))
+    for (context, completions), (_, texts, gold, *counts) in zip(tokens_of(args, made), made):
+      lengths = [(len(text), len(text.encode())) for text in texts] if version == 2 else []
+      whole = [(context, completions, lengths)] if version < 3 else parts(context, completions, *counts)
+      for part in whole:
+        block = packed(task, number, *part[:2], gold, part[2])
+        file.write(block)
+        longest, number = max(longest, len(block)), number + 1
       longest_row = max(longest_row, len(context) + max(map(len, completions)))
+    if not 1 <= number <= MOST:
+      raise UserError("%s: there are %d examples; the format holds 1 to %d" % (task, number, MOST))
     file.seek(0)
-    file.write(struct.pack("<4i", MAGIC, version, len(made), longest))
+    file.write(struct.pack("<4i", MAGIC, version, number, longest))
     file.flush()
     os.fsync(file.fileno())
   return longest_row
@@ -295,9 +335,10 @@ def main():
     made = examples(task, rows, dev, args.shots)
     with whole_files(args.out, re.compile(re.escape(name) + r"\.bin"), args.overwrite) as folder:
       longest = write(args, task, made, os.path.join(folder, name + ".bin"))
-    chance = sum(1 / len(completions) for _, completions, _ in made) / len(made)
-    print("%s  %d examples, at most %d tokens; chance %.1f%%" % (
-        os.path.join(args.out, name + ".bin"), len(made), longest, 100 * chance))
+    chance = 100 * sum(1 / len(completions) for _, completions, *_ in made) / len(made)
+    print("%s  %d examples, at most %d tokens%s" % (
+        os.path.join(args.out, name + ".bin"), len(made), longest,
+        "" if TASKS[task].texts else "; chance %.1f%%" % chance))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 The first --limit examples of each file go through scripts/prepare_tasks.py and ./train, and through lm-eval with its
 own definition of the task, which opens the checkpoint in transformers. lm-eval reads the rows from a file too, so
 nothing comes from the network. The checkpoint must hold the tokenizer (generate.tokenizer_dir). Both compute in fp32.
-Bounds: 1e-3 for a log-likelihood; accuracies must be equal.
+Bounds: 1e-3 for a log-likelihood, of a text for each of its words; accuracies must be equal, perplexities and bits per
+byte of texts to 1e-3.
 """
 import json
 import os
@@ -17,7 +18,9 @@ from lib import common
 import prepare_tasks
 
 BOUND = 1e-3
-SHARED = ("hellaswag", "arc_easy", "arc_challenge", "piqa", "sciq", "mmlu", "mmlu_continuation")
+SHARED = ("hellaswag", "arc_easy", "arc_challenge", "piqa", "sciq", "mmlu", "mmlu_continuation", "lambada_openai",
+          "wikitext")
+MEASURES = {"acc": 1e-9, "acc_norm": 1e-9, "word_perplexity": 1e-3, "bits_per_byte": 1e-3}  # relative bounds
 
 
 def definition(task, rows):
@@ -44,9 +47,10 @@ def theirs(arguments, model, task, rows, dev, folder):
   found = lm_eval.simple_evaluate(model=model, tasks=["compared"], task_manager=TaskManager(include_path=folder),
                                   num_fewshot=arguments.shots, log_samples=True, bootstrap_iters=0)
   samples = sorted(found["samples"]["compared"], key=lambda sample: sample["doc_id"])
-  accuracies = {key.split(",")[0]: value for key, value in found["results"]["compared"].items()
-                if key.startswith("acc")}
-  return accuracies, [response[0][0] for sample in samples for response in sample["resps"]]
+  measures = {key.split(",")[0]: value for key, value in found["results"]["compared"].items()}
+  measures["word_perplexity"] = measures.get("word_perplexity", measures.get("perplexity"))  # lambada's is of a word
+  answers = [response[0] for sample in samples for response in sample["resps"]]
+  return measures, [answer[0] if isinstance(answer, (list, tuple)) else answer for answer in answers]
 
 
 def ours(arguments, task, rows, dev, folder):
@@ -58,7 +62,7 @@ def ours(arguments, task, rows, dev, folder):
   checkpoint = os.path.abspath(arguments.checkpoint)
   common.train(arguments.train, checkpoint, "--tasks", task, settings=settings, folder=folder)
   with open(os.path.join(folder, "samples.jsonl")) as lines:
-    values = [value for sample in lines for value in json.loads(sample)["loglikelihood"]]
+    values = [(value, row.get("words", 1)) for row in map(json.loads, lines) for value in row["loglikelihood"]]
   return common.metrics_of(folder, "compared")[-1], values
 
 
@@ -70,10 +74,11 @@ def compare(arguments, model, task, path):
     other, others = theirs(arguments, model, task, rows, dev, folder)
   if len(values) != len(others):
     raise common.Failure(f"{task}: {len(values)} log-likelihoods here, {len(others)} by lm-eval")
-  worst = max(abs(a - b) for a, b in zip(values, others))
-  wanted = {"acc", "acc_norm"} & other.keys()
-  good = worst <= BOUND and all(abs(mine[key] - other[key]) < 1e-9 for key in wanted) and "acc" in wanted
-  cells = [f"{mine[key]:.4f} / {other[key]:.4f}" if key in wanted else "-" for key in ("acc", "acc_norm")]
+  worst = max(abs(a - b) / words for (a, words), b in zip(values, others))
+  wanted = [key for key in MEASURES if mine.get(key) is not None and other.get(key) is not None]
+  good = worst <= BOUND and wanted and all(abs(mine[key] / other[key] - 1) <= MEASURES[key] if other[key] else
+                                           mine[key] == 0 for key in wanted)
+  cells = [f"{mine[key]:.4f} / {other[key]:.4f}" if key in wanted else "-" for key in MEASURES]
   return task, str(mine["n"]), f"{worst:.1e}", *cells, "equal" if good else "DIFFERENT"
 
 
@@ -87,5 +92,6 @@ def table(arguments):
     raise common.UserError(f"{arguments.checkpoint} holds no tokenizer; name the folder step_N of a run that was "
                            "trained with generate.tokenizer_dir")
   model = HFLM(pretrained=arguments.checkpoint, trust_remote_code=True, dtype="float32", device="cpu", batch_size=8)
-  columns = "task", "examples", "largest difference of a log-likelihood", "acc: ours / lm-eval", "acc_norm"
+  columns = ("task", "examples", "largest difference of a log-likelihood", "acc: ours / lm-eval",
+             *[*MEASURES][1:])
   return columns, (compare(arguments, model, *pair) for pair in pairs)

@@ -39,15 +39,18 @@ def task_keys(runs: list[metrics.Run]) -> list[str]:
 
 
 def task_columns(runs: list[metrics.Run]) -> list[Column]:
-  """By length (acc_norm), or where a task has no such score, acc. Only equal questions share a column."""
+  """By length (acc_norm), or where a task has no such score, acc, or the perplexity of a text's words. Only equal
+  questions share a column."""
   keys = task_keys(runs)
   names = sorted({found for run in runs for found in newest(run, "task", keys)})
 
   def score(name):
     lines = {run: newest(run, "task", keys).get(name, {}) for run in runs}
-    key = "acc_norm" if any(field("acc_norm")(line) is not None for line in lines.values()) else "acc"
+    key = next((key for key in ("acc_norm", "acc", "word_perplexity")
+                if any(field(key)(line) is not None for line in lines.values())), "acc")
+    shown = ("{:.2f}", min) if key == "word_perplexity" else ("{:.1%}", max)
     of = ", ".join(map(" ".join, zip(keys[1:], name[1:])))
-    return Column(f"{name[0]} {key}" + (f" ({of})" if of else ""), lambda run: field(key)(lines[run]), "{:.1%}", max)
+    return Column(f"{name[0]} {key}" + (f" ({of})" if of else ""), lambda run: field(key)(lines[run]), *shown)
   return [score(name) for name in names]
 
 
@@ -61,7 +64,7 @@ def right_answers(line: dict) -> dict[int, bool]:
         if row["task"] == line["task"]:
           sizes = row["characters"] if key == "acc_norm" else [1] * len(row["loglikelihood"])
           scores = [likelihood / size for likelihood, size in zip(row["loglikelihood"], sizes)]
-          found[row["example"]] = scores.index(max(scores)) == row["gold"]
+          found[row["example"]] = row.get("greedy", scores.index(max(scores)) == row["gold"])
     return found if len(found) == line["n"] and abs(statistics.mean(found.values()) - line[key]) < 1e-9 else {}
   except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError):
     return {}
@@ -99,7 +102,8 @@ def task_tables(view):
   keys = [*dict.fromkeys(["task", "n", *task_keys(view.runs)])]
   columns = [Column("correct", field("acc"), "{:.1%}"), Column("standard error", field("stderr"), "{:.1%}"),
              Column("chance", field("chance"), "{:.1%}"), Column("by length", field("acc_norm"), "{:.1%}"),
-             Column("margin", field("margin"))]
+             Column("margin", field("margin")), Column("perplexity of words", field("word_perplexity"), "{:.2f}"),
+             Column("bits per byte", field("bits_per_byte"), "{:.4f}")]
   return [table(line_rows(view, "task", keys), columns, ["run", *keys]), *paired_tasks(view)]
 
 

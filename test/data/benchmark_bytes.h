@@ -18,7 +18,9 @@ inline std::string benchmark_bytes(const std::vector<BenchmarkExample>& examples
     add(example.context);
     for (const BenchmarkChoice& choice : example.choices) add(choice.tokens);
     for (const BenchmarkChoice& choice : example.choices)
-      if (version == 2) numbers.insert(numbers.end(), {uint16_t(choice.characters), uint16_t(choice.bytes)});
+      if (version > 1)
+        numbers.insert(numbers.end(),
+                       {uint16_t(version == 3 ? choice.words : choice.characters), uint16_t(choice.bytes)});
     numbers[1] = uint16_t(2 * numbers.size());
     longest = std::max<size_t>(longest, numbers[1]);
     all.insert(all.end(), numbers.begin(), numbers.end());

@@ -48,6 +48,28 @@ TEST_F(BenchmarkFile, IsReadAsItWasWritten) {
   EXPECT_EQ(read(benchmark_bytes(EXAMPLES, 2), 61, 9).examples.size(), 2u);
 }
 
+TEST_F(BenchmarkFile, Texts) {
+  std::vector<BenchmarkExample> parts = {{{5, 60}, 0, {{{7}, 0, 4, 1}}},
+                                         {{0}, 0, {{{1, 2}, 0, 65535, 65535}}},
+                                         {{}, 0, {{{3}, 0, 9, 4}}},
+                                         {{}, 0, {{{4, 5}, 0, 0, 0}}},
+                                         {{6}, 0, {{{7}, 0, 3, 2}}}};
+  Benchmark benchmark = read(benchmark_bytes(parts, 3));
+  EXPECT_TRUE(benchmark.texts && !benchmark.has_lengths);
+  ASSERT_EQ(benchmark.examples.size(), 3u);
+  EXPECT_EQ(benchmark.examples[0].context, (std::vector<int>{5, 60}));
+  const BenchmarkChoice& whole = benchmark.examples[1].choices.at(0);
+  EXPECT_EQ(whole.tokens, (std::vector<int>{1, 2, 3, 4, 5}));
+  EXPECT_EQ(std::pair(whole.words, whole.bytes), std::pair(int64_t(65539), int64_t(65544)));
+  EXPECT_EQ(read(benchmark_bytes(parts, 3), 61, 2).examples.size(), 2u);
+  parts[0].context.clear();  // nothing is before it
+  expect_user_error([&] { read(benchmark_bytes(parts, 3)); }, {"example 0", "0 as its context"});
+  parts[0] = {{1}, 0, {{{7}, 0, 4, 0}}};
+  expect_user_error([&] { read(benchmark_bytes(parts, 3)); }, {"example 0", "0 as its words"});
+  parts[0] = {{1}, 0, {{{7}, 0, 1, 1}, {{7}, 0, 1, 1}}};
+  expect_user_error([&] { read(benchmark_bytes(parts, 3)); }, {"example 0", "2 as its number of completions"});
+}
+
 TEST_F(BenchmarkFile, Names) {
   read(benchmark_bytes(EXAMPLES, 2));
   write_file(files_ / "other.bin", "");
@@ -70,8 +92,9 @@ TEST_F(BenchmarkFile, EveryFieldIsChecked) {
     expect_user_error([&] { read(bytes); }, {"x.bin", "prepare_tasks.py"});
   };
   bad(0, 1, {"does not begin as a task file"});
-  bad(2, 0, {"version 1 or 2"});
-  bad(2, 3, {"version 1 or 2"});
+  bad(2, 0, {"version 1, 2 or 3"});
+  bad(2, 4, {"version 1, 2 or 3"});
+  bad(2, 3, {"example 0 has 1 as its right completion, not 0 to 0"});
   bad(4, 0, {"0 examples"});
   bad(4, 1, {"beyond its last example"});
   bad(4, 3, {"cut short in example 2 of 3"});

@@ -28,6 +28,16 @@ def task_file(examples):
   return struct.pack("<256i", 20240522, 2, len(blocks), max(map(len, blocks)), *[0] * 252) + b"".join(blocks)
 
 
+def text_file(texts):
+  """texts: (context, the text, its words)."""
+  blocks = []
+  for number, (context, text, words) in enumerate(texts):
+    numbers = [65535, 0, number, 0, 1, len(context), *context.encode(), len(text), *text.encode(), words, len(text)]
+    numbers[1] = 2 * len(numbers)
+    blocks.append(struct.pack(f"<{len(numbers)}H", *numbers))
+  return struct.pack("<256i", 20240522, 3, len(blocks), max(map(len, blocks)), *[0] * 252) + b"".join(blocks)
+
+
 def questions(count, seed=1):
   chance = random.Random(seed)
   word = lambda: " " + "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 6)))
@@ -166,6 +176,41 @@ class Tasks(RankRuns):
     self.bad(task__every=2, task__names=["c"], names=["task c"], wrote_nothing=False)
     self.bad("--dry-run", task__every=2, task__names=["c"], names=["task c"], wrote_nothing=False)
     self.assertIn("task.names", self.call("--print-config", task__names=["a"]).stderr)  # without effect
+
+  def test_texts(self):
+    """The last words of passages, and whole texts that are longer than the context; on ranks too."""
+    word = lambda number: (f"passage {number} of some", " " + "worst"[number % 5:])
+    self.write("words.bin", text_file([(*word(number), 1) for number in range(20)]))
+    self.write("whole.bin", text_file([("\n", "the best of times " * count, 4 * count + 1) for count in (1, 3, 9)]))
+    for ranks in "12":
+      done = self.run_ok("--tasks", "words,a,whole", "--gpus", ranks, task__samples=f"{ranks}.jsonl", eval__batch=2,
+                         task__max_length=24, name="ranks" + ranks)
+    self.assertEqual(self.bytes_of("1.jsonl"), self.bytes_of("2.jsonl"))
+    words, a, whole = self.metrics("ranks1", "task")
+    self.assertEqual((set(words), set(a)), (KEYS | {"word_perplexity", "bits_per_byte"}, KEYS))
+    samples = [json.loads(line) for line in self.text_of("1.jsonl").splitlines()]
+    for line in words, whole:
+      rows = [row for row in samples if row["task"] == line["task"]]
+      nats = -sum(row["loglikelihood"][0] for row in rows)
+      self.assertEqual(len(rows), line["n"])
+      self.assertAlmostEqual(line["word_perplexity"] / math.exp(nats / sum(row["words"] for row in rows)), 1)
+      self.assertAlmostEqual(line["bits_per_byte"], nats / math.log(2) / sum(row["bytes"] for row in rows))
+      self.assertEqual([line[key] for key in ("acc_norm", "acc_bytes", "acc_norm_tokens", "margin", "chance")],
+                       [None] * 5)
+    self.assertEqual(words["acc"], sum(row["greedy"] for row in samples[:20]) / 20)
+    self.assertEqual([whole[key] for key in ("acc", "stderr", "cut")], [None, None, 0])
+    self.assertRegex(done.stdout, r"\nwhole +\| +- +- \|.*\| +3, perplexity [\d.e+]+ a word, [78]\.\d{4} bits per byte")
+
+  def test_a_model_that_learned_the_last_words_knows_them(self):
+    passages = [(f"{number:02} is", " " + "worst"[number % 5:], 1) for number in range(20)]
+    self.write("words.bin", text_file(passages))
+    windows = [(context + word).encode().ljust(16, b".") for context, word, _ in passages]
+    self.write("train_000000.bin", shard(b"".join(windows) + b"."))
+    self.run_ok(data__train="train_000000.bin", model__channels=32, batch__tokens=320, batch__micro=20,
+                optimizer__lr=0.01, train__steps=200, task__every=200, task__names=["words"])
+    before, after = self.metrics(kind="task")
+    self.assertEqual((before["acc"], after["acc"], after["stderr"]), (0, 1, 0))
+    self.assertLess(after["word_perplexity"], 1.5)
 
   def test_longer_than_the_context(self):
     self.run_ok("--tasks", "a", task__max_length=40, eval__rope_scaling="yarn", train__steps=1)

@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const BenchmarkExample& example : read_benchmark(folder.path, "x", 256, 0).examples) {
       if (example.gold < 0 || size_t(example.gold) >= example.choices.size() || example.context.empty()) std::abort();
       for (const BenchmarkChoice& choice : example.choices) {
-        if (choice.tokens.empty() || choice.bytes < choice.characters) std::abort();
+        if (choice.tokens.empty() || choice.bytes < choice.characters || choice.words < 0) std::abort();
         for (int token : choice.tokens)
           if (token < 0 || token >= 256) std::abort();
       }

@@ -47,7 +47,7 @@ def lines(*rows):
 
 
 def read(path):
-  """(version, [(context, completions, gold, [(characters, bytes)])]), tokens as arrays of numbers."""
+  """(version, [(context, completions, gold, [(characters or words, bytes)])]), tokens as arrays of numbers."""
   with open(path, "rb") as file:
     data = file.read()
   magic, version, count, longest, *rest = struct.unpack("<256i", data[:1024])
@@ -59,7 +59,7 @@ def read(path):
     assert (mark, index) == (65535, number)
     context, tokens = take(), [take() for _ in range(completions)]
     examples.append((context, tokens, gold, [(next(numbers), next(numbers)) for _ in range(completions)]
-                     if version == 2 else []))
+                     if version > 1 else []))
     sizes.append(size)
   assert next(numbers, None) is None and longest == max(sizes) and sum(sizes) == len(data) - 1024
   return version, examples
@@ -117,6 +117,30 @@ class PrepareTasks(ScriptTest):
       sizes = [(len(text), len(text.encode())) for text in completions] if version == 2 else []
       self.assertEqual(first, (context, [" " + text for text in completions], gold, sizes))
       self.assertEqual(first, second)
+
+  def test_last_words(self):
+    self.prepare("lambada_openai", "--input", self.write("x.jsonl", lines(
+        {"text": "a b c\u00e9."}, {"text": "a b  c"}, {"text": "word"})))
+    self.assertIn("3 examples, at most 8 tokens\n", self.output)
+    self.assertEqual(self.texts("lambada_openai"), (3, [
+        ("a b", [" c\u00e9."], 0, [(1, 4)]), ("a b", ["  c"], 0, [(1, 1)]), ("\n", [" word"], 0, [(1, 4)])]))
+    self.prepare("lambada_openai", "--input", self.write("x.jsonl", lines({"text": "a "})), code=2)
+    self.assert_error("example 0", "none may be empty")
+
+  def test_texts_of_wikitext(self):
+    """Without WikiText's marks, but counted with them; long ones in parts."""
+    page = (" \n = A @-@ b = \n \n = = C = = \n = = = = D = = = = \n The 1 @,@ 000 ( x @.@ 5 ) , [ y ] : \" z \" "
+            "; it 's N \u00b0 ! ? the dogs ' { q } ' r ' \n")
+    plain = ("\n= A-b =\n\n== C ==\n==== D ====\nThe 1,000 (x.5), [y]: \"z\"; it's 1 \u00b0!? the dogs' {q} 'r'\n")
+    self.assertEqual(prepare_tasks.examples("wikitext", [{"page": page}])[0][:3], (None, [plain], 0))
+    long = "x " * 40000
+    self.prepare("wikitext", "--input", self.write("x.jsonl", lines({"page": page}, {"page": long}, {"page": page})))
+    version, (first, *rest, last) = self.texts("wikitext")
+    self.assertEqual((version, first), (3, ("\n", [plain], 0, [(len(page.split()) + 2, len(page.encode()))])))
+    self.assertEqual(last, first)
+    self.assertEqual([context for context, *_ in rest], ["\n"] + [""] * 19)
+    self.assertEqual("".join(texts[0] for _, texts, *_ in rest), long)
+    self.assertEqual([sizes[0] for *_, sizes in rest[:3]], [(40001, 65535), (0, 14465), (0, 0)])
 
   def test_spaces_at_the_end_of_a_context(self):
     self.prepare("hellaswag_llmc", "--input",
