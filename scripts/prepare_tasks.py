@@ -12,21 +12,18 @@ reads. Exit code 2: something to fix; 1: something failed.
 import argparse
 import array
 import csv
-import http.client
 import io
 import json
 import os
 import re
 import struct
-import urllib.error
-import urllib.request
 from typing import Callable, NamedTuple
 
-from lib.common import ArgumentParser, Failure, UserError, decoded, encode, parse_json, run, whole_files
+from lib import hub
+from lib.common import ArgumentParser, UserError, decoded, encode, parse_json, run, whole_files
 from lib.documents import kind_of, parquet_file, unpacked
 
 MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/benchmark_file.h
-HUB = "https://huggingface.co"
 BLOCK = 1000  # examples whose texts are made into tokens at once
 PART = 4000  # tokens of a text in one example
 
@@ -225,13 +222,8 @@ def download(args, task, split):
   repository, configuration = TASKS[task].data_set, TASKS[task].configuration
   url = "%s/datasets/%s/resolve/refs%%2Fconvert%%2Fparquet/%s/%s/0000.parquet" % (
       args.base_url.rstrip("/"), repository, configuration, split)
-  try:
-    with urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "plusgpt"}), timeout=60) as response:
-      return parquet_rows(url, response)
-  except urllib.error.HTTPError as error:
-    raise UserError(f"{url}: the server answered {error.code} {error.reason}; check --base-url, or give --input")
-  except (http.client.HTTPException, OSError, ValueError) as error:
-    raise Failure("%s: %s; run the same command again" % (url, error))
+  with hub.opened(url, "give --input") as response:
+    return parquet_rows(url, response)
 
 
 # ----------------------------------------------------------------------------------------------------------- output
@@ -310,7 +302,7 @@ def parse_arguments():
   parser.add_argument("--dev", nargs="+", metavar="FILE", help="mmlu: files with the examples to show, for --shots")
   parser.add_argument("--shots", type=int, default=0, metavar="K",
                       help="mmlu: solved examples before each question [0]")
-  parser.add_argument("--base-url", default=HUB, metavar="URL", help="server of --download [%(default)s]")
+  parser.add_argument("--base-url", default=hub.URL, metavar="URL", help="server of --download [%(default)s]")
   parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2")
   parser.add_argument("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
   parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")

@@ -7,8 +7,8 @@
 
 Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h). docs/data.md says what
 it reads, how it divides and tokenizes it, and what else it writes. Needs only Python 3.8; for GPT-2 tokens also
-./train, for a tokenizer.json the package tokenizers, for .zst the program zstd, for .parquet the package pyarrow. No
-file gets its final name before all are written. Exit code 2: something to fix; 1: something failed.
+./train, for a tokenizer.json the package tokenizers, for .zst the program zstd, for .parquet and --download the package
+pyarrow. No file gets its final name before all are written. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
 import array
@@ -25,13 +25,14 @@ import sys
 import tempfile
 import zlib
 
-from lib import shards
+from lib import hub, shards
 from lib.common import (ArgumentParser, Failure, Progress, UserError, decoded, gpt2_vocabulary, parse_json, run,
                         whole_files)
 from lib.documents import MARKER, json_documents, kind_of, parquet_documents, unpacked, warn_of_another_format
 from lib.shards import NO_LABEL
 
 BLOCK = 4 << 20
+PG19 = "emozilla/pg19"  # on the hub, in Parquet; the field text
 
 
 # ------------------------------------------------------------------------------------------------------------ input
@@ -414,8 +415,13 @@ class LabelWriter(ShardWriter):
 
 def parse_arguments():
   parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("files", nargs="+", metavar="FILE", help='.jsonl, .parquet or text, also .gz and .zst of them; '
+  parser.add_argument("files", nargs="*", metavar="FILE", help='.jsonl, .parquet or text, also .gz and .zst of them; '
                                                                '"-" is standard input')
+  parser.add_argument("--download", choices=["train", "validation", "test"],
+                      help="instead of files: the books of PG19, from the Hugging Face hub")
+  parser.add_argument("--download-files", type=int, default=0, metavar="N",
+                      help="only the first N of its Parquet files [all]")
+  parser.add_argument("--base-url", default=hub.URL, metavar="URL", help="server of --download [%(default)s]")
   parser.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
   parser.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin, NAME_val_000000.bin, ...")
   parser.add_argument("--tokenizer", default="bytes", help="bytes, gpt2, or the path of a tokenizer.json [bytes]")
@@ -438,6 +444,10 @@ def parse_arguments():
                       help="gpt2, JSONL: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
   parser.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   args = parser.parse_args()
+  if bool(args.files) == bool(args.download) or args.download_files < 0:
+    raise UserError("name the files that have the text, or give --download SPLIT; --download-files must be 0 or more")
+  if args.download:
+    args.files = ["books.parquet"]  # until they are there
   jsonl = [args.jsonl or kind_of(name) == ".jsonl" for name in args.files]
   plain = next((name for name, known in zip(args.files, jsonl) if not known), "")
   bytes_or_gpt2 = args.tokenizer in ("bytes", "gpt2")
@@ -537,7 +547,9 @@ def main():
   splits = [split for split, unused in (("train", 1), ("val", 0)) if args.val_fraction != unused]
   old = re.compile(r"%s_(labels_)?(%s)_\d{6,}\.(bin|json)" % (re.escape(args.name), "|".join(splits)))
   with whole_files(args.out, old, args.overwrite, "shards of this name, or another --name") as folder, \
-      tempfile.TemporaryFile(dir=args.out) as whole:
+      tempfile.TemporaryFile(dir=args.out) as whole, tempfile.TemporaryDirectory(dir=args.out) as books:
+    if args.download:
+      args.files = hub.parquet_files(args.base_url, PG19, args.download, args.download_files, books, "name files")
     writers = prepare(Text(args, whole), args, tokenizer, folder)
   written = {writer.name(index): count for writer in writers if writer.kind == "tokens"
              for index, count in enumerate(writer.counts)}
