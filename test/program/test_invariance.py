@@ -3,6 +3,7 @@
 A new task or a new way is a row. Results are equal to the bit; where only rounding may differ, the way says by how much
 and why. Each task is a test: python3 -m unittest program.test_invariance -k diagnostics. FULL=1 takes both precisions.
 """
+import json
 import os
 import shutil
 from typing import NamedTuple
@@ -10,9 +11,9 @@ from unittest import mock
 
 from data.test_labels import LABELS, SHARDS, following, label_file, some
 from eval.test_predict import some_values
-from eval.test_tasks import questions, task_file
+from eval.test_tasks import questions, task_file, text_file
 from support.runs import FILES, RankRuns
-from support.workspace import read_safetensors
+from support.workspace import TEXT, read_safetensors, shard
 
 # A step has 12 windows, in 6 micro batches: for 1, 2 or 3 ranks. An epoch of 59, in two shards, ends within step 5.
 COMMON = {"batch.tokens": 192, "optimizer.lr": 1e-3, "train.steps": 6, "checkpoint.every": 2, "checkpoint.keep": 9,
@@ -50,10 +51,13 @@ TASKS = {
     "gradients": Task(GRADIENTS, "fp32", {"attention.variant": "softmax_sink"}, ("--dump-gradients", "out")),
     "windows": Task(EVALUATION, "bf16", {}, ("--eval", "--lengths", "8,16,48")),
     "suffixes": Task(EVALUATION, "fp32", {"eval.mode": "suffix"}, ("--eval", "--lengths", "8,16,48")),
+    "documents": Task(EVALUATION, "fp32", {"eval.start": "document", "data.val": "documents.bin"},
+                      ("--eval", "--lengths", "8,16,48")),
     "diagnostics": Task(EVALUATION, "fp32", {"attention.variant": "lssar_softplus_gated"},
                         ("--diagnostics", "--lengths", "16,200")),
     "passkey": Task(EVALUATION, "bf16", {}, ("--passkey", "--lengths", "128,100")),
     "benchmarks": Task(EVALUATION, "fp32", {}, ("--tasks", "a,b")),
+    "texts": Task(EVALUATION, "fp32", {}, ("--tasks", "words,a,whole")),
     "predictions": Task(EVALUATION, "fp32", {**LABELLED, "model.head.outputs": 2}, ("--predict", "out")),
     "losses_of_tokens": Task(EVALUATION, "bf16", LABELLED, ("--per-token-losses", "out")),
     "losses_of_suffixes": Task(EVALUATION, "fp32", {"eval.mode": "suffix", "data.val": ["val.bin", "train_000001.bin"]},
@@ -177,6 +181,11 @@ def test_of(task):
       self.write(f"next_{name}.bin", label_file(following(list(tokens))))
     self.write("a.bin", task_file(questions(30)))
     self.write("b.bin", task_file([("Why", [" me", " you or me"], 0)] * 5))
+    self.write("words.bin", text_file([(f"passage {number} of", " " + "worst"[number % 5:], 1) for number in range(9)]))
+    self.write("whole.bin", text_file([("\n", "the best of times " * count, 4 * count) for count in (1, 9, 20)]))
+    self.write("documents.bin", shard(TEXT * 10))  # each begins with a full stop
+    self.write("documents.json", json.dumps({"tokens": 10 * len(TEXT), "bytes": 10 * len(TEXT), "tokenizer": "t.json",
+                                             "vocab": 256, "end_of_text": ord(".")}))
     for precision in ("fp32", "bf16") if os.environ.get("FULL") else [task.precision]:
       self.check(task, precision)
   return test
