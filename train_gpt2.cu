@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "model/activations.h"
 #include "attention/documents.cuh"
@@ -129,9 +130,10 @@ double flops_per_token(const Config& config) {
   if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
   for (int l = 0; l < m.layers; l++) {
     AttentionSettings a = config.layer(l).attention;
-    bool separate = a.documents == Documents::separate && !config.document_lengths.empty();
+    std::span<const int> lengths(&m.context, 1);
+    if (a.documents == Documents::separate && !config.document_lengths.empty()) lengths = config.document_lengths;
     double seen = 0, rows = 0;
-    for (int length : separate ? config.document_lengths : std::vector{m.context}) {
+    for (int length : lengths) {
       double most = a.keys_seen(length);
       seen += most * (most + 1) / 2 + (length - most) * most, rows += length;
     }

@@ -60,6 +60,7 @@ template <class T> struct AttentionCall {
     return separate() || settings.bias != Bias::none || settings.keys_seen(shape.T) < shape.T;
   }
   bool separate() const { return settings.documents == Documents::separate; }
+  const int2* separate_documents() const { return separate() ? documents : nullptr; }
 };
 
 bool attention_is_built(Kind kind);  // make ATTN=... may leave kinds out

@@ -48,7 +48,7 @@ template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) 
   kind.numbers(s.parameters.data() + kind.first_parameter, settings.numbers);
   std::ranges::copy(call.learned, settings.learned);
   settings.learned_in_bf16 = std::is_same_v<T, bf16>;
-  settings.documents = call.separate() ? call.documents : nullptr;
+  settings.documents = call.separate_documents();
   return settings;
 }
 
@@ -98,10 +98,8 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
   std::string use = fp32       ? "precision = \"fp32\"; use \"bf16\""
                     : most < D ? format("model.head_dim = %d; use up to %d", D, most)
                                : "diagnostics; run those with the CPU build";
-  user_error("config: %s has no kernels on a GPU for %s, or no %s", mask.c_str(), use.c_str(),
-             biased     ? "bias"
-             : separate ? "separate documents"
-                        : "window");
+  const char* without = biased ? "bias" : separate ? "separate documents" : "window";
+  user_error("config: %s has no kernels on a GPU for %s, or no %s", mask.c_str(), use.c_str(), without);
 }
 
 int attention_statistics(const AttentionSettings& settings, int D) {

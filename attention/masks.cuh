@@ -120,11 +120,6 @@ struct Biased : Window {
   }
 };
 
-template <class Mask> __device__ __forceinline__ bool of_documents(const Mask& mask) {
-  if constexpr (Mask::DOCUMENTS) return mask.documents;
-  return false;
-}
-
 // What policies take as the place of `row`: from 1, counted as the mask does for a held row.
 template <class Mask> __device__ __forceinline__ float place(const Mask& mask, int held, int row) {
   return float(row + 1 - mask.first(held));

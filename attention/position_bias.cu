@@ -108,15 +108,14 @@ template <class T> void position_bias_forward(float* c, Matrix<const T> logits, 
   if (bias == Bias::none) return;
   dim3 grid(call.shape.H, call.shape.B);
   double per_unit = 1 / kind_row(call.settings.kind).unit;
-  const int2* documents = call.separate() ? call.documents : nullptr;
   float* slack = c + bias_floats(call.shape) - BIAS_SLACK;
   CUDA_CHECK(cudaMemsetAsync(slack, 0, BIAS_SLACK * sizeof(float), call.stream));
   if (bias == Bias::alibi)
-    LAUNCH(alibi_kernel, grid, dim3(THREADS), 0, call.stream, c, documents, call.shape.T, per_unit);
+    LAUNCH(alibi_kernel, grid, dim3(THREADS), 0, call.stream, c, call.separate_documents(), call.shape.T, per_unit);
   else
     with_learned(bias, [&]<Bias BIAS>() {
-      LAUNCH((bias_forward_kernel<T, BIAS>), grid, dim3(THREADS), 0, call.stream, c, logits, documents, call.shape.T,
-             per_unit);
+      LAUNCH((bias_forward_kernel<T, BIAS>), grid, dim3(THREADS), 0, call.stream, c, logits, call.separate_documents(),
+             call.shape.T, per_unit);
     });
 }
 
@@ -127,7 +126,7 @@ void position_bias_backward(Matrix<T> dlogits, int columns, Matrix<const T> logi
   if (!bias_is_learned(call.settings.bias)) return;
   with_learned(call.settings.bias, [&]<Bias BIAS>() {
     LAUNCH((bias_backward_kernel<T, BIAS>), dim3(columns, call.shape.B), dim3(THREADS), 0, call.stream, dlogits, logits,
-           backward_workspace(workspace, call.settings, call.shape), call.separate() ? call.documents : nullptr,
+           backward_workspace(workspace, call.settings, call.shape), call.separate_documents(),
            float(1 / kind_row(call.settings.kind).unit), call.shape.T, call.shape.H);
   });
 }

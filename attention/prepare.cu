@@ -167,7 +167,7 @@ template <class T> RowJob<T> qk_rows(const AttentionCall<T>& call, const void* a
   QkNorm norm = call.settings.qk_norm;
   int parts = call.rope || norm != QkNorm::none ? 2 : 1;
   return widened<T>({B * length * parts * H, parts, length, H, D, size_t(call.row_stride()), norm, row_scale(call),
-                     call.rope, call.separate() ? call.documents : nullptr},
+                     call.rope, call.separate_documents()},
                     a, b);
 }
 template <class T> RowJob<T> output_rows(const AttentionCall<T>& call, const void* a, const void* b) {

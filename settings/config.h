@@ -197,7 +197,7 @@ struct Config {
   bool trains = true;                          // false: the settings of an evaluation, or of a checkpoint
   bool diagnoses = false;                      // diagnostics will be asked for, by --diagnostics or diagnostics.every
   int end_of_text = -1;                        // the token between documents of the data; -1: none, or unknown
-  std::vector<int> document_lengths;           // in windows of data.train, of separate documents (sampled_documents())
+  std::vector<int> document_lengths;           // in windows of data.train, of separate documents (find_separator())
 };
 
 // Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived. null: as

@@ -89,6 +89,7 @@ struct Training {
   SpikeGuard spikes_{config_.optimizer.skip_spikes, state_.spikes};
   int64_t first_ = state_.step;                          // the step it begins from
   int64_t saved_ = comm_.broadcast(newest_step(path_));  // the step of the newest checkpoint, 0: none yet
+  double flops_per_token_ = flops_per_token(config_);
   double peak_flops_ = config_.precision == Precision::bf16 ? device_.peak_bf16_flops * comm_.size() : 0;
   double saved_at_ = seconds_now();
   bool warned_ = false;  // of steps without labels
@@ -176,15 +177,14 @@ std::string console_line(const nlohmann::ordered_json& fields, int64_t steps, do
 void Training::report(const Step& step) {
   int64_t number = state_.step, steps = config_.train.steps;
   double tokens_per_s = double(config_.batch.tokens) / (step.ms / 1e3);
-  nlohmann::ordered_json fields = {
-      {"step", number},
-      {"loss", step.result.loss},
-      {"grad_norm", step.result.grad_norm},
-      {"lr", learning_rate(config_, number - 1)},
-      {"tokens", number * config_.batch.tokens},
-      {"tokens_per_s", tokens_per_s},
-      {"mfu", peak_flops_ > 0 ? flops_per_token(config_) * tokens_per_s / peak_flops_ : NAN},
-      {"ms", step.ms}};
+  nlohmann::ordered_json fields = {{"step", number},
+                                   {"loss", step.result.loss},
+                                   {"grad_norm", step.result.grad_norm},
+                                   {"lr", learning_rate(config_, number - 1)},
+                                   {"tokens", number * config_.batch.tokens},
+                                   {"tokens_per_s", tokens_per_s},
+                                   {"mfu", peak_flops_ > 0 ? flops_per_token_ * tokens_per_s / peak_flops_ : NAN},
+                                   {"ms", step.ms}};
   metrics_.write("train", fields);
   eta_.add(step.ms);
   if (step.outcome == Outcome::updated && due(config_.log.groups_every, number))

@@ -189,6 +189,25 @@ Data open_data(const Flags& flags, Config& config, bool evaluates, int rank) {
   return data;
 }
 
+// The lengths of the documents in windows of T tokens from all shards; separators += those among these tokens.
+static std::vector<int> sampled_documents(std::vector<Shard> shards, int T, const Config& config, int64_t& separators) {
+  constexpr int64_t MOST_TOKENS = 1 << 22;
+  for (Shard& shard : shards) shard.labels = nullptr;
+  WindowReader reader(shards, T, config.model.vocab, shards[0].key);
+  int64_t count = std::clamp<int64_t>(MOST_TOKENS / T, 1, reader.windows());
+  std::vector<int> lengths, inputs(T), targets(T);
+  for (int64_t n = 0; n < count; n++) {
+    reader.read(n * reader.windows() / count, inputs.data(), targets.data());
+    for (int t = 0; t < T; t++) {
+      bool begins = inputs[t] == config.end_of_text;
+      separators += begins;
+      if (begins || t == 0) lengths.push_back(0);
+      lengths.back()++;
+    }
+  }
+  return lengths;
+}
+
 void find_separator(Config& config, const Data& data, const Vocabulary& of_checkpoint, bool first) {
   if (config.data.separator < 0 && !data.vocabulary().known() && of_checkpoint.known())
     config.end_of_text = of_checkpoint.end_of_text;  // of shards without their X.json
@@ -200,35 +219,23 @@ void find_separator(Config& config, const Data& data, const Vocabulary& of_check
         "data says one: set data.separator%s",
         tag.c_str());
   bool training = !data.train.empty();
-  std::vector<Shard> shards = training ? data.train : data.val;
+  const std::vector<Shard>& shards = training ? data.train : data.val;
   if (shards.empty()) return;
-  for (Shard& shard : shards) shard.labels = nullptr;
-  constexpr int64_t MOST_TOKENS = 1 << 22;
-  int length = training ? config.model.context : *std::ranges::min_element(config.eval.lengths);
-  WindowReader reader(shards, length, config.model.vocab, shards[0].key);
-  int64_t T = reader.T(), count = std::clamp<int64_t>(MOST_TOKENS / T, 1, reader.windows()), separators = 0;
-  std::vector<int> inputs(T), targets(T);
-  for (int64_t n = 0; n < count; n++) {
-    reader.read(n * reader.windows() / count, inputs.data(), targets.data());
-    for (int64_t t = 0; t < T; t++) {
-      bool begins = inputs[t] == config.end_of_text;
-      separators += begins;
-      if (begins || t == 0) config.document_lengths.push_back(0);
-      config.document_lengths.back()++;
-    }
-  }
+  int T = training ? config.model.context : *std::ranges::min_element(config.eval.lengths);
+  int64_t separators = 0;
+  config.document_lengths = sampled_documents(shards, T, config, separators);
   if (!first) return;
-  std::string sample = format("%ld of %s tokens in windows of %s", separators, count_text(double(count * T)).c_str(),
-                              shards[0].key.c_str());
+  double tokens = 0, keys = 0;
+  for (double length : config.document_lengths) tokens += length, keys += length * (length + 1) / 2;
+  std::string sample =
+      format("%ld of %s tokens in windows of %s", separators, count_text(tokens).c_str(), shards[0].key.c_str());
   if (separators == 0)
     warn(
         "config: attention.documents = \"separate\" separates nothing: %s are the separator, %d; data.separator names "
         "another%s",
         sample.c_str(), config.end_of_text, tag.c_str());
-  double keys = 0;
-  for (double length : config.document_lengths) keys += length * (length + 1) / 2;
   std::printf("documents: %s are the separator, %d: a row has %.1f keys of its document on average, of %.1f joined\n",
-              sample.c_str(), config.end_of_text, keys / double(count * T), double(T + 1) / 2);
+              sample.c_str(), config.end_of_text, keys / tokens, double(T + 1) / 2);
 }
 
 void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train) {

@@ -178,7 +178,7 @@ __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::STREAMED_EACH][EACH
   ScorePlace<Tile> mine;
   int first = held0 + mine.held;
   if constexpr (Mask::ADDS) {
-    if (mask.bias && of_documents(mask)) {
+    if (mask.bias && mask.documents) {
       double held[EACH];
       for (int e = 0; e < EACH; e++) held[e] = mask.exact(first + e);
       for (int x = 0; x < Tile::STREAMED_EACH; x++) {

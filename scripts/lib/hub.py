@@ -26,7 +26,7 @@ def opened(url: str, instead: str) -> Iterator[BinaryIO]:
 
 
 def parquet_files(base_url: str, data_set: str, split: str, most: int, folder: str, instead: str) -> list[str]:
-  """Downloads the Parquet files of a split, at most so many of them (0: all), and returns their paths."""
+  """Downloads the first `most` Parquet files of a split (0: all of them) and returns their paths."""
   with opened(f"{base_url.rstrip('/')}/api/datasets/{data_set}/parquet/default/{split}", instead) as response:
     urls = parse_json(response.read().decode())
   paths = []
