@@ -157,8 +157,8 @@ def validation_start(text, fraction):
 # ------------------------------------------------------------------------------------------------------- tokenizers
 
 # Each has tokens(documents, args), which yields (bytes of text read, tokens as the bytes of uint16, lengths: the
-# number of bytes of text behind each of these tokens, or None if it is 1 for all), and warn_of_joined(text) for the
-# end, which says so where documents have nothing between them.
+# number of bytes of text behind each of these tokens, or None if it is 1 for all), and warn_of_joined(text, count)
+# for the end, which says so where documents, `count` of them, have nothing between them.
 
 # description: what X.json says of it.
 
@@ -175,10 +175,11 @@ class Bytes:
         yield len(block), wide, None
 
   @staticmethod
-  def warn_of_joined(text):
-    if any(MARKER not in text.read(max(start - len(MARKER), 0), start + len(MARKER)) for start in text.starts[1:-1]):
+  def warn_of_joined(text, count):
+    marked = lambda start: MARKER in text.read(max(start - len(MARKER), 0), start + len(MARKER))
+    if count > 1 and not all(map(marked, text.starts[1:-1])):
       print("%d documents are joined with nothing between them: bytes have no token for that (--separator names one of "
-            "a tokenizer.json); a model sees their ends only if the text itself has a sign" % (len(text.starts) - 1))
+            "a tokenizer.json); a model sees their ends only if the text itself has a sign" % count)
 
 
 class Gpt2:
@@ -244,7 +245,7 @@ class Gpt2:
         offset += len(block)
 
 
-  def warn_of_joined(self, text):
+  def warn_of_joined(self, text, count):
     """Never: a token is before every document."""
 
 
@@ -279,7 +280,7 @@ class TokenizerJson:
     special, plain = (self.tokenizer.encode_batch([""], add_special_tokens=add)[0].ids for add in (True, False))
     self.separates = bool(self.separator) or len(special) > len(plain)
 
-  def warn_of_joined(self, text):
+  def warn_of_joined(self, text, count):
     if self.texts > 1 and not self.separates:
       print("prepare_text.py: warning: %d documents are joined with nothing between them, as %s adds no token to "
             "a text; --separator TOKEN puts one of its tokens before each" % (self.texts, self.path), file=sys.stderr)
@@ -444,8 +445,9 @@ def parse_arguments():
                       help="gpt2, JSONL: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
   parser.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   args = parser.parse_args()
-  if bool(args.files) == bool(args.download) or args.download_files < 0:
-    raise UserError("name the files that have the text, or give --download SPLIT; --download-files must be 0 or more")
+  if bool(args.files) == bool(args.download) or not 0 <= args.download_files <= (1 << 31) * bool(args.download):
+    raise UserError("name the files that have the text, or give --download SPLIT, and with it --download-files, 0 or "
+                    "more")
   if args.download:
     args.files = ["books.parquet"]  # until they are there
   jsonl = [args.jsonl or kind_of(name) == ".jsonl" for name in args.files]
@@ -496,7 +498,7 @@ def prepare(text, args, tokenizer, folder):
       raise UserError("%d bytes of text are too few to give %g of them to validation; give more text, another "
                       "--val-fraction, or 0 for none" % (text.size, args.val_fraction))
     train, val = (0, start, every), (start, text.size, every)
-  writers = []
+  writers, kept = [], 0
   progress = Progress(text.size)
   for split, part in (("train", train), ("val", val)):
     writer, before = ShardWriter(folder, "%s_%s" % (args.name, split), args), progress.done
@@ -515,6 +517,7 @@ def prepare(text, args, tokenizer, folder):
     writer.close()
     writer.describe({"min_tokens": long.least, "documents": long.kept, "of_documents": long.all} if long.least else {})
     labels.finish()
+    kept += long.kept
     if long.all:
       print("%s: %d of %d documents have at least %d tokens" % (split, long.kept, long.all, long.least))
     if labels.shared:
@@ -528,7 +531,7 @@ def prepare(text, args, tokenizer, folder):
     elif progress.done > before:
       raise UserError("the text for %s, %d bytes, gives no tokens; give more text" % (split, progress.done - before))
   progress.end()
-  tokenizer.warn_of_joined(text)
+  tokenizer.warn_of_joined(text, kept if args.min_tokens else len(text.starts) - 1)
   if text.nulls:
     print("left out%s" % null_note(text, args), file=sys.stderr)
   return writers

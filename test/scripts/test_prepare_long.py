@@ -67,6 +67,7 @@ class LongTexts(Prepare):
     self.prepare("--val-every", "3", "--min-tokens", "9")
     self.assertEqual(self.numbers(), [(19, 19), (12, 12)])
     self.assertEqual(self.counts(), [(9, 2, 4), (9, 1, 2)])
+    self.assertIn("3 documents are joined with nothing between them", self.output)
     self.prepare("--val-every", "3")
     self.assertEqual(self.counts(), [(None, None, None)] * 2)
 
@@ -94,7 +95,8 @@ class LongTexts(Prepare):
   def test_bad_input(self):
     self.write_texts(["hello"])
     for flags, *parts in ((["--min-tokens", "-1"], "--min-tokens -1"),
-                          (["--min-tokens", "9", "--answer-field", "a"], "--min-tokens 9", "--answer-field")):
+                          (["--min-tokens", "9", "--answer-field", "a"], "--min-tokens 9", "--answer-field"),
+                          (["--download-files", "2"], "give --download SPLIT, and with it --download-files")):
       self.prepare(*flags, code=2)
       self.assert_error(*parts)
 
