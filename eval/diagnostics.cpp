@@ -28,7 +28,8 @@ int diagnostics_batch(const Config& config, int length) { return int(eval_rows(c
 constexpr int POSITIONS = 8, LARGEST = 3, SIZES = 1 << 16, SINK_ROWS = 64;
 constexpr double SINK_SHARE = 0.3;
 
-// Of a head; bins of reach follow. Counts: ALL rows, SEEN rows i >= 2, ROWS those of them whose weights are not all 0.
+// Of a head; bins of reach follow. Counts: ALL rows, SEEN those of several keys, ROWS those of them whose weights are
+// not all 0.
 // clang-format off
 enum {
   ALL, SEEN, ROWS, FIRST, FIRST_RAW, MASS, ENTROPY, ENTROPY_NORM, DISTANCE, PAIRS, ZEROS, DEGENERATE, SINKS, REACH
@@ -65,20 +66,20 @@ static void add(LayerSums& sums, const LayerStatistics& statistics, const Config
         head[DEGENERATE] += sum == 0;
         largest[LARGEST + h] = std::max(largest[LARGEST + h], statistic(RowStatistic::LARGEST));
         if (t < sink_rows && sum > 0) sink += first / sum / sink_rows;
-        if (t >= dense_rows) {
+        if (keys > dense_rows) {
           head[PAIRS] += keys, head[ZEROS] += zeros;
           int position = int(int64_t(t) * POSITIONS / T);
           sums.positions[position] += zeros, sums.positions[POSITIONS + position] += keys;
           sums.survivors[size_t(keys - zeros)]++;
         }
-        if (t == 0) continue;
+        if (keys < 2) continue;
         head[SEEN]++;
         head[FIRST_RAW] += first, head[MASS] += sum;
         if (sum == 0) continue;
         double entropy = std::log(sum) - statistic(RowStatistic::P_LOG_P) / sum;
         head[ROWS]++;
         head[FIRST] += first / sum;
-        head[ENTROPY] += entropy, head[ENTROPY_NORM] += keys > 1 ? entropy / std::log(keys) : 0;
+        head[ENTROPY] += entropy, head[ENTROPY_NORM] += entropy / std::log(keys);
         head[DISTANCE] += statistic(RowStatistic::DISTANCE) / sum;
         for (int bin = 0; bin < bins; bin++) head[REACH + bin] += statistic(RowStatistic::REACH + bin) / sum;
       }

@@ -1,6 +1,7 @@
 // Diagnostics: what attention looks at, and what its gate and the residual stream do, on windows of validation text.
 // With i = 1..T a row of weights P_ij over the keys that it sees, p = P / sum of P (weights of some kinds are not
-// normalised; rows whose weights are all 0 count as degenerate and are left out of means of p), means over rows i >= 2:
+// normalised; rows whose weights are all 0 count as degenerate and are left out of means of p), means over the rows
+// that see several keys (with separate documents i and j count from the document's beginning):
 //   first       mean of p_i1; first_raw: of P_i1          entropy      mean of H = -sum p ln p, in nats
 //   sink_mass   1 - mean of sum P                         entropy_norm mean of H / ln(keys): 1 for uniform weights
 //   zeros       share of pairs with P = 0, beyond a kind's dense_rows (kind.h), as lssar's rows without offset
