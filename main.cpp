@@ -183,7 +183,7 @@ void Program::agree_on_resume_point() {
   if (comm().first() && evaluates_) report_validation(config_, data_, from ? from->state.train : data_.train_files);
   if (from && training_) check_same_run(*from, config_, data_.train_files, data_.val_files);
   if (from && !training_) check_same_model(*from, config_, resume_point_.run);
-  find_separator(config_, data_, from ? from->state.tokenizer : Vocabulary(), comm().first());
+  sample_documents(config_, data_, comm().first());
   if (several_ && !on_cpu) device_ = device_info();  // NCCL has taken some memory
 }
 
@@ -236,13 +236,15 @@ MetricsLog Program::begun_metrics(const RunDir* run) {
   MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
   int ranks = comm().size();
   std::string name = ranks > 1 ? format("%d x %s", ranks, device_.name.c_str()) : device_.name;
+  // How many keys a trained token sees is known from the documents of data.train alone.
+  bool trained = training_ || config_.attention.documents == Documents::joined;
   metrics.write("start", {{"commit", PLUSGPT_VERSION},
                           {"command", flags_.command},
                           {"config", config_json(config_)},
                           {"device", name},
                           {"versions", {{"backend", on_cpu ? "cpu" : "cuda"}, {"products", device_.products}}},
                           {"parameters", parameter_count(config_)},
-                          {"flops_per_token", flops_per_token(config_)}});
+                          {"flops_per_token", trained ? flops_per_token(config_) : NAN}});
   return metrics;
 }
 

@@ -289,6 +289,8 @@ std::string model_config_json(const Config& config) {
   using nlohmann::ordered_json;
   const Config::Model& m = config.model;
   ordered_json end_of_text = config.end_of_text >= 0 ? ordered_json(config.end_of_text) : ordered_json(), root;
+  ordered_json own = config_json(config, {"model", "attention"});
+  if (config.attention.documents == Documents::separate) own["data"]["separator"] = config.end_of_text;
   if (is_gpt2(config)) {
     root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};
   } else {
@@ -315,7 +317,7 @@ std::string model_config_json(const Config& config) {
                {"torch_dtype", "float32"},
                {"bos_token_id", end_of_text},
                {"eos_token_id", end_of_text},
-               {"plusgpt", config_json(config, {"model", "attention"})}});
+               {"plusgpt", own}});
   return root.dump(2) + "\n";
 }
 

@@ -70,14 +70,17 @@ std::optional<Checkpoint> resume_checkpoint(const ResumePoint& point, bool train
   return found;
 }
 
-std::optional<Config> settings_at_start(const ResumePoint& point, int64_t start) {
+std::optional<RunState> newest_state(const ResumePoint& point) {
   std::vector<StepFolder> folders = {point.step};
   if (point.step.path.empty()) folders = step_folders(point.run);
-  for (const StepFolder& folder : folders) {
-    std::optional<RunState> state = read_state(folder.path);
-    if (state && (state->step == start || state->config.optimizer.schedule_start == start)) return state->config;
-    if (state) break;
-  }
+  std::optional<RunState> state;
+  for (size_t i = 0; i < folders.size() && !state; i++) state = read_state(folders[i].path);
+  return state;
+}
+
+std::optional<Config> settings_at_start(const ResumePoint& point, int64_t start) {
+  std::optional<RunState> state = newest_state(point);
+  if (state && (state->step == start || state->config.optimizer.schedule_start == start)) return state->config;
   return std::nullopt;
 }
 
@@ -139,7 +142,8 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   std::vector<std::string> changes;
   for (const ChangedSetting& change : changed_settings(before, same_micro)) {
     bool of_schedule = change.key.starts_with("optimizer.");
-    if (change.may_change || (of_schedule && scheduled)) continue;
+    bool without_effect = change.key == "data.separator" && now.attention.documents == Documents::joined;
+    if (change.may_change || (of_schedule && scheduled) || without_effect) continue;
     changes.push_back(in_words(change));
     schedule_alone = schedule_alone && of_schedule;
     if (change.key == "batch.micro") changes.back() += " (0 takes the old one, or another if it does not fit)";

@@ -30,7 +30,9 @@ ResumePoint named_resume_point(const std::string& resume, const std::string& nam
 // are damaged, and sets the damaged ones aside in run_dir. A user_error if there are checkpoints but none is intact.
 std::optional<Checkpoint> resume_checkpoint(const ResumePoint& point, bool training);
 
-// The settings of the checkpoint there, if it is at step `start` or its schedule began there.
+// The state of the newest checkpoint there that can be read, not verified yet; none if there is none.
+std::optional<RunState> newest_state(const ResumePoint& point);
+// The settings of that checkpoint, if it is at step `start` or its schedule began there.
 std::optional<Config> settings_at_start(const ResumePoint& point, int64_t start);
 
 std::string checkpoint_before(const std::string& run, int64_t step);  // the newest one before `step`, "" if none

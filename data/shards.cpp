@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -278,8 +279,8 @@ void describe(Shard& shard, const std::string& text, const std::string& path) {
   if (root.contains("crc32") && root["crc32"].is_string()) made_by.crc32 = root["crc32"];
   int64_t vocab = root.contains("vocab") ? integer("vocab") : made_by.name == "bytes" ? 256 : 0;
   if (vocab <= 1 << 16) made_by.tokens = int(vocab);
-  if (root.contains("end_of_text") && !root["end_of_text"].is_null() && integer("end_of_text") < vocab)
-    made_by.end_of_text = int(integer("end_of_text"));
+  if (root.contains("end_of_text") && !root["end_of_text"].is_null())
+    made_by.end_of_text = int(std::min<int64_t>(integer("end_of_text"), INT_MAX));
   shard.text_bytes = integer("bytes");
   shard.vocabulary = made_by;
 }

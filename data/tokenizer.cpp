@@ -31,6 +31,7 @@ class ByteTokenizer : public Tokenizer {
 bool Vocabulary::differs(const Vocabulary& other) const {
   if (!known() || !other.known()) return false;
   if (tokens > 0 && other.tokens > 0 && tokens != other.tokens) return true;
+  if (end_of_text >= 0 && other.end_of_text >= 0 && end_of_text != other.end_of_text) return true;
   if (!crc32.empty() && !other.crc32.empty()) return crc32 != other.crc32;
   return name != other.name && !name.ends_with("/" + other.name) && !other.name.ends_with("/" + name);  // older: a path
 }
@@ -38,6 +39,7 @@ bool Vocabulary::differs(const Vocabulary& other) const {
 std::string Vocabulary::text() const {
   std::string said = shortened(name);
   if (tokens > 0) said += format(", %d tokens", tokens);
+  if (end_of_text >= 0) said += format(", %d between documents", end_of_text);
   if (!crc32.empty()) said += ", CRC-32 " + shortened(crc32);
   return said;
 }

@@ -20,7 +20,7 @@ struct Vocabulary {
   int end_of_text = -1;  // the token between documents; -1: there is none, or it is unknown
   bool known() const { return !name.empty(); }
   bool differs(const Vocabulary& other) const;  // false if either is not known
-  std::string text() const;                     // for messages: gpt2, 1024 tokens, CRC-32 0123abcd
+  std::string text() const;                     // for messages: gpt2, 1024 tokens, 0 between documents, CRC-32 0123abcd
 };
 
 class Tokenizer {

@@ -247,6 +247,8 @@ void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& m
                   {"windows", r.windows},
                   {"rope_scaling", rope_scaling_names[int(eval.rope_scaling)]},
                   {"weights", origin.path}};
+  if (eval.start == WindowStart::document || config.attention.documents == Documents::separate)
+    fields["of"]["separator"] = config.end_of_text;
   if (config.has_eval_window(r.length))
     fields["of"].update({{"window", eval.key_window}, {"sink_tokens", eval.sink_tokens}});
   if (!suffix) fields.update({{"position_edges", r.position_edges}, {"by_position", rounded(r.by_position)}});

@@ -43,10 +43,16 @@ void check_vocabulary(const Tokenizer& tokenizer, const Config& config) {
       tokenizer_kind_names[int(config.generate.tokenizer)], tokens, vocab);
 }
 
+// The token between documents, -1 if there is none; while the settings are checked, the tokenizer's.
+static int separator_of(const Config& config, const Tokenizer& tokenizer) {
+  return config.end_of_text >= 0 ? config.end_of_text : tokenizer.end_of_text();
+}
+
 std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, const std::string& prompt) {
   check_vocabulary(tokenizer, config);
   std::vector<int> tokens = tokenizer.encode(prompt);
-  if (tokens.empty()) tokens = {tokenizer.end_of_text() >= 0 ? tokenizer.end_of_text() : '\n'};
+  int separator = separator_of(config, tokenizer);
+  if (tokens.empty()) tokens = {separator >= 0 ? separator : '\n'};
   return tokens;
 }
 
@@ -147,7 +153,7 @@ void generate_file(Model& model, const Tokenizer& tokenizer, const std::vector<F
     model.set_length(most);
     while (int(tokens.size()) < most && end == std::string::npos) {
       extend(model, tokens, most, settings, random);
-      if (tokens.back() == tokenizer.end_of_text()) break;
+      if (tokens.back() == separator_of(config, tokenizer)) break;
       text = tokenizer.decode({tokens.begin() + before, tokens.end()});
       if (!settings.stop.empty()) end = text.find(settings.stop);
     }

@@ -87,7 +87,7 @@ struct Config {
     std::vector<std::string> val = {"data/shards/fineweb10B/fineweb_val_*.bin"};
     std::vector<std::string> labels, val_labels;  // none: the next tokens
     bool shuffle = true;
-    int separator = -1;  // the token between documents; -1: of the tokenizer, into end_of_text
+    int separator = -1;  // the token between documents; -1: as end_of_text. Set by open_data() if they are separate
   } data;
 
   struct Batch {

@@ -132,8 +132,11 @@ std::vector<ChangedSetting> changed_model(const Config& before, const Config& no
   for (const std::string& key : idle_keys(now))
     if (was_idle.contains(key)) same.insert(key);
   std::vector<ChangedSetting> changes = changed_settings(before, now);
+  bool separate = before.attention.documents == Documents::separate && now.attention.documents == Documents::separate;
   std::erase_if(changes, [&](const ChangedSetting& change) {
-    return same.contains(change.key) || !(change.key.starts_with("model.") || change.key.starts_with("attention."));
+    bool of_model = change.key.starts_with("model.") || change.key.starts_with("attention.") ||
+                    (separate && change.key == "data.separator");
+    return same.contains(change.key) || !of_model;
   });
   return changes;
 }

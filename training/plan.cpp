@@ -168,7 +168,9 @@ void plan_elsewhere(Config config, bool evaluates, int started) {
   plan_run(config, device, lengths, true, 0, Comm::alone());
   std::printf(
       "planned for %s, %d rank%s, %s, %ld parameters, %.6g GFLOP a token of training: nothing was allocated, no data "
-      "were read, no step was run\nthe run: %s\n",
+      "were read, no step was run%s\nthe run: %s\n",
       device.name.c_str(), config.plan.ranks, config.plan.ranks > 1 ? "s" : "", precision_names[int(config.precision)],
-      parameter_count(config), flops_per_token(config) / 1e9, work_text(config, 0, config.plan.ranks).c_str());
+      parameter_count(config), flops_per_token(config) / 1e9,
+      config.attention.documents == Documents::separate ? "; FLOP are those of joined documents" : "",
+      work_text(config, 0, config.plan.ranks).c_str());
 }

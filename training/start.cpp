@@ -138,17 +138,45 @@ Vocabulary Data::vocabulary() const {
   return made_by ? *made_by : tokenizer ? tokenizer->vocabulary() : Vocabulary();
 }
 
-// The token between documents: data.separator, else that of the tokenizer for texts, else what X.json says of the
-// shards; where none says anything and the model may be one of GPT-2 tokens, theirs.
-static int end_of_text(const Config& config, const Data& data) {
+// The token between documents of the data with which these weights were trained.
+static int separator_of(const std::optional<RunState>& state) {
+  if (!state) return -1;
+  return state->config.data.separator >= 0 ? state->config.data.separator : state->tokenizer.end_of_text;
+}
+
+// The token between documents: data.separator, else the checkpoint's that is resumed, else that of the tokenizer for
+// texts, else what X.json says of the shards; where none says anything and the model may be one of GPT-2 tokens,
+// theirs; else that of `init`.
+static int end_of_text(const Config& config, const Data& data, int of_checkpoint, int of_init) {
   constexpr int GPT2_TOKENS = 50257;
   if (config.data.separator >= 0) return config.data.separator;
-  if (data.tokenizer) return data.tokenizer->end_of_text();
+  if (of_checkpoint >= 0) return of_checkpoint;
+  if (data.tokenizer && data.tokenizer->end_of_text() >= 0) return data.tokenizer->end_of_text();
   const Vocabulary* made_by = first_known(data.train.empty() ? data.val : data.train);
+  if (made_by && made_by->end_of_text >= 0) return made_by->end_of_text;
   bool may_be_gpt2 = made_by ? made_by->name == "gpt2" && made_by->tokens == 0  // an older X.json
-                             : config.generate.tokenizer == TokenizerKind::gpt2;
-  if (may_be_gpt2) return vocabulary_fits(GPT2_TOKENS, config.model.vocab) ? GPT2_TOKENS - 1 : -1;
-  return made_by && made_by->end_of_text < config.model.vocab ? made_by->end_of_text : -1;
+                             : config.generate.tokenizer == TokenizerKind::gpt2 && !data.tokenizer;
+  if (may_be_gpt2 && vocabulary_fits(GPT2_TOKENS, config.model.vocab)) return GPT2_TOKENS - 1;
+  return of_init;
+}
+
+static void find_separator(const Flags& flags, Config& config, const Data& data) {
+  int of_checkpoint = -1, of_init = -1;
+  if (flags.resuming) of_checkpoint = separator_of(newest_state(named_resume_point(flags.resume, config.name)));
+  else if (!config.init.empty()) of_init = separator_of(read_state(named_folder(config.init).path));
+  config.end_of_text = end_of_text(config, data, of_checkpoint, of_init);
+  bool separates = config.attention.documents == Documents::separate, fits = config.end_of_text < config.model.vocab;
+  if (separates && !(fits && config.end_of_text >= 0)) {
+    std::string said = fits ? "no tokenizer of these data says one"
+                            : format("these data say %d, which is not a token of model.vocab = %d", config.end_of_text,
+                                     config.model.vocab);
+    user_error(
+        "config: attention.documents = \"separate\" needs the token that begins a document, and %s: set "
+        "data.separator%s",
+        said.c_str(), source_tag(source_of(config, {"attention.documents", "data.separator"})).c_str());
+  }
+  if (!fits) config.end_of_text = -1;
+  if (separates) config.data.separator = config.end_of_text;  // the model's from now on
 }
 
 Data open_data(const Flags& flags, Config& config, bool evaluates, int rank) {
@@ -177,9 +205,10 @@ Data open_data(const Flags& flags, Config& config, bool evaluates, int rank) {
   bool bytes = config.generate.tokenizer == TokenizerKind::bytes, samples = training && config.generate.every > 0;
   bool makes_texts = flags.generates() || flags.is(Mode::passkey) || (samples && bytes);
   if (makes_texts) data.tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
-  else if (training || config.diagnoses || (evaluates && config.eval.start == WindowStart::document))
+  else if (training || config.diagnoses || (evaluates && config.eval.start == WindowStart::document) ||
+           config.attention.documents == Documents::separate)
     data.tokenizer = tokenizer_to_carry(config, flags.is(Mode::train) && rank == 0);
-  config.end_of_text = end_of_text(config, data);
+  find_separator(flags, config, data);
   for (int length : evaluates ? config.eval.lengths : std::vector<int>{})
     eval_windows(config, data.val, length, config.eval.tokens);
   for (int length : config.diagnoses ? config.eval.lengths : std::vector<int>{})
@@ -208,25 +237,18 @@ static std::vector<int> sampled_documents(std::vector<Shard> shards, int T, cons
   return lengths;
 }
 
-void find_separator(Config& config, const Data& data, const Vocabulary& of_checkpoint, bool first) {
-  if (config.data.separator < 0 && !data.vocabulary().known() && of_checkpoint.known())
-    config.end_of_text = of_checkpoint.end_of_text;  // of shards without their X.json
-  if (config.attention.documents == Documents::joined) return;
-  std::string tag = source_tag(source_of(config, {"attention.documents", "data.separator"}));
-  if (config.end_of_text < 0)
-    user_error(
-        "config: attention.documents = \"separate\" needs the token that begins a document, and no tokenizer of these "
-        "data says one: set data.separator%s",
-        tag.c_str());
+void sample_documents(Config& config, const Data& data, bool first) {
   bool training = !data.train.empty();
   const std::vector<Shard>& shards = training ? data.train : data.val;
-  if (shards.empty()) return;
+  if (config.attention.documents == Documents::joined || shards.empty()) return;
   int T = training ? config.model.context : *std::ranges::min_element(config.eval.lengths);
   int64_t separators = 0;
-  config.document_lengths = sampled_documents(shards, T, config, separators);
+  std::vector<int> lengths = sampled_documents(shards, T, config, separators);
+  if (training) config.document_lengths = lengths;
   if (!first) return;
+  std::string tag = source_tag(source_of(config, {"attention.documents", "data.separator"}));
   double tokens = 0, keys = 0;
-  for (double length : config.document_lengths) tokens += length, keys += length * (length + 1) / 2;
+  for (double length : lengths) tokens += length, keys += length * (length + 1) / 2;
   std::string sample =
       format("%ld of %s tokens in windows of %s", separators, count_text(tokens).c_str(), shards[0].key.c_str());
   if (separators == 0)

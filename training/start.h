@@ -34,10 +34,9 @@ struct Data {
 // --lengths, if given, becomes eval.lengths, and config.end_of_text is set. A user_error names the key. rank: only 0
 // warns.
 Data open_data(const Flags& flags, Config& config, bool evaluates, int rank);
-// With separate documents: makes sure that config.end_of_text is known, if need be as the checkpoint's tokenizer says;
-// counts separators in windows from all shards, into config.document_lengths; prints what they separate, or warns, if
-// `first`. Without, sets end_of_text alone.
-void find_separator(Config& config, const Data& data, const Vocabulary& of_checkpoint, bool first);
+// With separate documents: counts separators in windows from all shards; prints what they separate, or warns, if
+// `first`. If the run trains, the lengths of these documents become config.document_lengths.
+void sample_documents(Config& config, const Data& data, bool first);
 // Warns of shards and of a tokenizer for texts that are of another tokenizer than `trained`, that of the model (not
 // known: than the first shard), and if model.vocab does not suit it. For rank 0.
 void report_tokenizers(const Config& config, const Data& data, const Vocabulary& trained);

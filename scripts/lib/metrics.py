@@ -62,7 +62,10 @@ def numbers(values: object) -> list:
 
 def model_settings(config: dict) -> dict[str, object]:
   """The settings, flat, that make an evaluation one of another model."""
-  return flat({key: config.get(key) for key in ("model", "attention", "precision", "init")})
+  found = {key: config.get(key) for key in ("model", "attention", "precision", "init")}
+  if section(config, "attention").get("documents") == "separate":
+    found["data"] = {"separator": section(config, "data").get("separator")}
+  return flat(found)
 
 
 def weights_run(path: str) -> str:
@@ -92,6 +95,8 @@ class Evaluation:
       raise ValueError("evaluated in another way")
     self.targets = (count(entry["context_of"], 1), count(entry["suffix"], 1)) if mode == "suffix" else None
     self.start = str(entry.get("start", "any"))
+    if self.start != "any" and (separator := section(entry, "of").get("separator")) is not None:
+      self.start += f" at token {separator}"
     self.type, self.step, self.length = entry["type"], count(entry["step"]), count(entry["length"], 1)
     self.loss, self.stderr, self.last_loss, self.bits_per_byte, self.time = (
         finite(entry.get(key)) for key in ("loss", "stderr", "last_loss", "bits_per_byte", "time"))
@@ -546,4 +551,6 @@ def differing(runs: list[Run]) -> list[str]:
           if key != "name" and len({config.get(key) for config in configs}) > 1]
   variants = {config.get("attention.variant") for config in configs}
   follows = lambda key: len({(config.get("attention.variant"), config.get(key)) for config in configs}) == len(variants)
-  return [key for key in keys if not (key.startswith("attention.") and key != "attention.variant" and follows(key))]
+  separators = {config.get("data.separator") for config in configs if config.get("attention.documents") == "separate"}
+  return [key for key in keys if not (key.startswith("attention.") and key != "attention.variant" and follows(key))
+          and not (key == "data.separator" and len(separators) < 2)]  # it has no effect on joined documents

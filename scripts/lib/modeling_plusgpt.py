@@ -331,9 +331,9 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
       raise ValueError("plusgpt counts the tokens that each one sees: padding must stand on the right "
                        "(padding_side=\"right\"), and prompts that are continued together need the same length")
     starts = None
-    if self.config.plusgpt["attention"].get("documents") == "separate":  # they begin with bos_token_id
+    if self.config.plusgpt["attention"].get("documents") == "separate":
       t = torch.arange(T, device=input_ids.device)
-      starts = torch.where(input_ids == self.config.bos_token_id, t, 0).cummax(-1).values
+      starts = torch.where(input_ids == self.config.plusgpt["data"]["separator"], t, 0).cummax(-1).values
     x = self.wte(input_ids)
     if self.wpe is not None:
       if T > self.config.n_positions:

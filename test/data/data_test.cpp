@@ -142,7 +142,7 @@ TEST_F(Shards, TheTokenizerThatMadeThem) {
   };
   EXPECT_FALSE(made_by("").known());
   Vocabulary gpt2 = made_by(R"(, "tokenizer": "gpt2", "vocab": 1024, "end_of_text": 7, "crc32": "01234567")");
-  EXPECT_EQ(gpt2.text(), "gpt2, 1024 tokens, CRC-32 01234567");
+  EXPECT_EQ(gpt2.text(), "gpt2, 1024 tokens, 7 between documents, CRC-32 01234567");
   EXPECT_EQ(gpt2.end_of_text, 7);
   Vocabulary bytes = made_by(R"(, "tokenizer": "bytes")"), older = made_by(R"(, "tokenizer": "gpt2")");
   EXPECT_EQ((std::vector<int>{bytes.tokens, older.tokens, older.end_of_text}), (std::vector<int>{256, 0, -1}));
@@ -150,7 +150,8 @@ TEST_F(Shards, TheTokenizerThatMadeThem) {
   auto named = [](const char* name, int tokens, const char* crc32) { return Vocabulary{name, tokens, crc32, -1}; };
   Vocabulary path = named("a/t.json", 0, ""), file = named("t.json", 0, "");
   for (auto& [a, b] : {std::pair(bytes, gpt2), std::pair(bytes, older), std::pair(path, named("b/t.json", 0, "")),
-                       std::pair(gpt2, named("gpt2", 1025, "01234567")), std::pair(gpt2, named("gpt2", 1024, "0"))})
+                       std::pair(gpt2, named("gpt2", 1025, "01234567")), std::pair(gpt2, named("gpt2", 1024, "0")),
+                       std::pair(gpt2, Vocabulary{"gpt2", 1024, "01234567", 8})})
     EXPECT_TRUE(a.differs(b) && b.differs(a)) << a.text() << " and " << b.text();
   for (auto& [a, b] : {std::pair(gpt2, Vocabulary()), std::pair(gpt2, older), std::pair(path, file),
                        std::pair(gpt2, named("x", 1024, "01234567"))})
