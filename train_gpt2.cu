@@ -200,7 +200,7 @@ class Gpt2 final : public Model {
   void forward_backward(const int* inputs, const Targets& targets) override;
   StepResult reduce_and_clip(float grad_clip) override;
   void update(const AdamW& settings) override;
-  void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) override;
+  void losses(float* losses, const int* inputs, const Targets& targets, int B, int T, int* above) override;
   void outputs(float* outputs, const int* inputs, int B, int T) override;
   void diagnose(const int* inputs, int B, int T, int counted,
                 const std::function<void(const LayerStatistics&)>& see) override;
@@ -386,9 +386,12 @@ void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
     int n = std::min(act.logit_rows, N - row);
     Real* x = act.lnf + size_t(row) * C;
     matmul<Real, Real>({.d = act.logits, .a = x, .b = weight(WTE), .m = n, .n = Vp, .k = C, .trans_b = true}, stream);
+    if (dloss == 0) {
+      token_losses(act.losses + row, act.above + row, act.logits, act.targets + row, n, V, Vp, stream);
+      continue;
+    }
     cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream,
                   row_weights_ ? row_weights_ + row : nullptr);
-    if (dloss == 0) continue;
     matmul<Real, Real>(
         {.d = b.dnorm + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
     matmul<Real, float>(
@@ -563,13 +566,14 @@ void Gpt2<Real>::set_length(int length) {
 }
 
 template <class Real>
-void Gpt2<Real>::losses(float* losses, const int* inputs, const Targets& targets, int B, int T) {
+void Gpt2<Real>::losses(float* losses, const int* inputs, const Targets& targets, int B, int T, int* above) {
   int N = B * T;
   Activations<Real>& act = b.evaluation;
   upload(act, inputs, targets, N);
   forward(act, B, T, false);
   classify(act, N, 0);
   CUDA_CHECK(cudaMemcpyAsync(losses, act.losses, N * sizeof(float), cudaMemcpyDeviceToHost, stream));
+  if (above && K == 0) CUDA_CHECK(cudaMemcpyAsync(above, act.above, N * sizeof(int), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 

@@ -56,8 +56,9 @@ class Model {
   virtual void update(const AdamW& settings) = 0;           // AdamW, with the gradients clipped to that grad_clip
 
   // Evaluation: losses = [B, T] in nats (with a regression head: squared errors), 0 without a target; [B, T] inputs and
-  // targets on the host, without weights.
-  virtual void losses(float* losses, const int* inputs, const Targets& targets, int B, int T) = 0;
+  // targets on the host, without weights. above, if given and without a regression head, = [B, T]: how many logits are
+  // above the target's (token_losses()).
+  virtual void losses(float* losses, const int* inputs, const Targets& targets, int B, int T, int* above = nullptr) = 0;
   // Outputs = [B, T, K] of the regression head for [B, T] inputs on the host.
   virtual void outputs(float* outputs, const int* inputs, int B, int T) = 0;
   // Computes [B, T] inputs on the host, and calls see() with each layer's statistics of the first `counted` sequences.

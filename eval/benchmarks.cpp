@@ -106,28 +106,10 @@ std::vector<int> benchmark_lengths(const Config& config, const std::vector<Bench
   return lengths;
 }
 
-bool asks_words(const Benchmark& benchmark) {
+// Whether the benchmark is of texts that are single words.
+static bool asks_words(const Benchmark& benchmark) {
   return benchmark.texts &&
          std::ranges::all_of(benchmark.examples, [](auto& example) { return example.choices[0].words == 1; });
-}
-
-// Of rows of a batch: 1 for each whose tokens to predict all have the largest logit, of equal ones the first.
-static std::vector<double> greedy_rows(Model& model, const std::vector<int>& inputs, const std::vector<int>& targets,
-                                       int batch, int length, const std::vector<std::pair<int, int>>& ranges) {
-  size_t V = size_t(model.config().model.vocab);
-  std::vector<int> rows;
-  for (auto [from, to] : ranges)
-    for (int row = from; row < to; row++) rows.push_back(row);
-  std::vector<float> logits(rows.size() * V);
-  model.row_logits(logits.data(), inputs.data(), batch, length, rows);
-  std::vector<double> greedy;
-  const float* row = logits.data();
-  for (auto [from, to] : ranges) {
-    greedy.push_back(1);
-    for (int at = from; at < to; at++, row += V)
-      if (std::max_element(row, row + V) - row != targets[size_t(at)]) greedy.back() = 0;
-  }
-  return greedy;
 }
 
 std::optional<BenchmarkAnswers> benchmark_answers(Model& model, const Benchmark& benchmark, const Stop& stop) {
@@ -147,21 +129,17 @@ std::optional<BenchmarkAnswers> benchmark_answers(Model& model, const Benchmark&
     int batch = prompt_batch(config, length);
     auto add_batch = [&, length = length, &rows = rows](int64_t first, int count) {
       // A short last batch is filled up with zeros.
-      std::vector<int> inputs(size_t(batch) * length, 0), targets(inputs.size(), 0), ends(count);
+      std::vector<int> inputs(size_t(batch) * length, 0), targets(inputs.size(), 0), ends(count), above(inputs.size());
       std::vector<float> losses(inputs.size());
       for (int i = 0; i < count; i++)
         ends[i] = fill(rows[first + i], max_length(config), &inputs[i * length], &targets[i * length]);
-      model.losses(losses.data(), inputs.data(), targets.data(), batch, length);
-      std::vector<std::pair<int, int>> predicted;
+      model.losses(losses.data(), inputs.data(), targets.data(), batch, length, above.data());
       for (int i = 0; i < count; i++) {
         const Row& row = rows[first + i];
         int end = i * length + ends[i], begin = end - (row.to - row.from);
         likelihoods[row.number] = -std::accumulate(&losses[begin], losses.data() + end, 0.0);
-        predicted.push_back({begin, end});
-      }
-      if (words) {
-        std::vector<double> found = greedy_rows(model, inputs, targets, batch, length, predicted);
-        for (int i = 0; i < count; i++) greedy[rows[first + i].number] = found[i];
+        if (words)
+          greedy[row.number] = std::all_of(&above[begin], above.data() + end, [](int count) { return count == 0; });
       }
       progress.update(done + (first + count) * length);
     };

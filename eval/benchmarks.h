@@ -39,12 +39,9 @@ std::vector<Benchmark> open_benchmarks(const Config& config);
 // answer all questions.
 std::vector<int> benchmark_lengths(const Config& config, const std::vector<Benchmark>& benchmarks);
 
-// Whether the benchmark is of texts that are single words, for which row_logits() is asked too.
-bool asks_words(const Benchmark& benchmark);
-
 struct BenchmarkAnswers {
   std::vector<double> likelihoods;  // of all completions of all examples, in the file's order
-  std::vector<double> greedy;       // if asks_words(): of each, 1 if its tokens are each the likeliest, else 0
+  std::vector<double> greedy;       // of texts that are single words: 1 if its tokens are each the likeliest, else 0
 };
 
 // The ranks divide the completions, and each gets all answers, with the same bits for any number of ranks.

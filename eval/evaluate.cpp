@@ -77,10 +77,13 @@ static std::vector<int> position_edges(int length) {
   return edges;
 }
 
+static double mean_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+}
+
 // Of the mean of these values, one of each window; NaN for a single one.
 static double standard_error(const std::vector<double>& windows) {
-  double count = double(windows.size()), squares = 0;
-  double mean = std::accumulate(windows.begin(), windows.end(), 0.0) / count;
+  double count = double(windows.size()), squares = 0, mean = mean_of(windows);
   for (double value : windows) squares += (value - mean) * (value - mean);
   return windows.size() > 1 ? std::sqrt(squares / (count - 1) / count) : NAN;
 }
@@ -131,64 +134,96 @@ void read_batch(const WindowReader& reader, int64_t first, int count, int length
   }
 }
 
+namespace {
+
+// Sums of one number of each target.
+struct Sums {
+  std::vector<double> by_position;  // weighted by the window; over the windows in order, then over the ranks
+  std::vector<double> by_window;
+};
+
+}  // namespace
+
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                                    int length, int64_t tokens, const Stop& stop) {
   const Config& config = model.config();
   const auto [reader, windows, too_short] = eval_windows(config, shards, length, tokens);
   int whole = reader.T(), counted = config.eval.targets(length);
   int batch = batch_of(config, length, windows);
-  std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
+  std::vector<int> inputs(size_t(batch) * length), targets(inputs.size()), above(inputs.size());
   size_t outputs = config.model.head.outputs;
   std::vector<float> losses(inputs.size()), values(inputs.size() * outputs);
-  std::vector<double> by_position(counted, 0.0);  // summed over the windows in order, then over the ranks
-  std::vector<double> weights(counted, 0.0);      // of the labels at each position, summed alike
-  std::vector<double> by_window(windows, 0.0);    // means
-  std::vector<double> labels(windows, 0.0);       // how many a window has
+  bool by_window = config.train.label_mean == LabelMean::sequence;  // a window weighs as many as it has positions
+  Sums loss, labels, right;                                         // right: the target is the likeliest token
+  for (Sums* sums : {&loss, &labels, &right})
+    *sums = {std::vector<double>(counted, 0.0), std::vector<double>(windows, 0.0)};
   auto add_batch = [&](int64_t window, int count) {
     read_batch(reader, window, count, length, inputs, targets, values.data());
-    model.losses(losses.data(), inputs.data(), {targets.data(), nullptr, values.data()}, batch, length);
+    model.losses(losses.data(), inputs.data(), {targets.data(), nullptr, values.data()}, batch, length, above.data());
     for (int row = 0; row < count; row++) {
       size_t first_counted = size_t(row) * length + length - counted;
-      const float* loss = &losses[first_counted];
       const int* target = &targets[first_counted];
       double found = double(counted - std::count(target, target + counted, -1));
       if (found == 0) continue;
-      double weight = config.train.label_mean == LabelMean::sequence ? counted / found : 1;
-      for (int t = 0; t < counted; t++) by_position[t] += weight * loss[t], weights[t] += target[t] >= 0 ? weight : 0;
-      by_window[window + row] = std::accumulate(loss, loss + counted, 0.0) / found;
-      labels[window + row] = found;
+      double weight = by_window ? counted / found : 1;
+      for (int t = 0; t < counted; t++) {
+        auto add = [&](Sums& sums, double number) {
+          sums.by_position[t] += weight * number;
+          sums.by_window[window + row] += number;
+        };
+        add(loss, losses[first_counted + t]);
+        add(labels, target[t] >= 0);
+        add(right, target[t] >= 0 && above[first_counted + t] == 0);
+      }
     }
   };
   if (!for_windows_of_rank(model, format("eval length %d", length), length, windows, batch, stop, add_batch))
     return std::nullopt;
   Comm& comm = model.comm();
-  for (auto* values : {&by_position, &weights}) comm.all_reduce_sum(values->data(), values->size());
-  for (auto* values : {&by_window, &labels}) comm.combine(values->data(), values->size());
-  auto sum = [&](const std::vector<double>& values, int from, int to) {
-    return std::accumulate(&values[from], values.data() + to, 0.0);
+  for (Sums* sums : {&loss, &labels, &right}) {
+    comm.all_reduce_sum(sums->by_position.data(), sums->by_position.size());
+    comm.combine(sums->by_window.data(), sums->by_window.size());
+  }
+  auto sum = [](const std::vector<double>& numbers, int from, int to) {
+    return std::accumulate(&numbers[from], numbers.data() + to, 0.0);
   };
-  auto mean = [&](int from, int to) { return sum(by_position, from, to) / sum(weights, from, to); };
-  std::vector<double> labelled;  // the means of windows that have labels
-  for (int64_t w = 0; w < windows; w++)
-    if (labels[w] > 0) labelled.push_back(by_window[w]);
-  if (labelled.empty())
+  auto mean = [&](const Sums& sums, int from, int to) {
+    return sum(sums.by_position, from, to) / sum(labels.by_position, from, to);
+  };
+  EvalReport report;
+  std::vector<double> accurate, exact;  // shares, of the windows that have labels
+  for (int64_t w = 0; w < windows; w++) {
+    double found = labels.by_window[w];
+    if (found == 0) continue;
+    report.by_window.push_back(loss.by_window[w] / found);
+    accurate.push_back(right.by_window[w] / found);
+    exact.push_back(right.by_window[w] == found);
+  }
+  if (exact.empty())
     user_error(
         "data.val_labels: none of the %ld windows of %d tokens that are evaluated has a label; raise eval.tokens, "
         "or use other labels",
         windows, whole);
 
-  EvalReport report;
   report.length = length;
-  report.tokens = int64_t(sum(labels, 0, int(windows)));
-  report.windows = int64_t(labelled.size());
+  report.tokens = int64_t(sum(labels.by_window, 0, int(windows)));
+  report.windows = int64_t(exact.size());
   report.too_short = too_short;
   report.position_edges = position_edges(counted);
-  report.loss = mean(0, counted);
-  report.last_loss = mean(counted - std::min(1024, counted), counted);
+  report.loss = mean(loss, 0, counted);
+  report.last_loss = mean(loss, counted - std::min(1024, counted), counted);
+  std::vector<std::pair<int, int>> bins;
   for (size_t i = 0; i + 1 < report.position_edges.size(); i++)
-    report.by_position.push_back(mean(report.position_edges[i], report.position_edges[i + 1]));
-  report.by_window = std::move(labelled);
-  if (outputs == 0) report.perplexity = std::exp(report.loss);
+    bins.push_back({report.position_edges[i], report.position_edges[i + 1]});
+  for (auto [from, to] : bins) report.by_position.push_back(mean(loss, from, to));
+  if (outputs == 0) {
+    report.perplexity = std::exp(report.loss);
+    // From the windows, whose numbers are whole, so that no number of ranks changes a bit.
+    double share = by_window ? mean_of(accurate) : sum(right.by_window, 0, int(windows)) / double(report.tokens);
+    report.accuracy = {share, standard_error(accurate)};
+    report.exact = {mean_of(exact), standard_error(exact)};
+    for (auto [from, to] : bins) report.accuracy_by_position.push_back(mean(right, from, to));
+  }
   add_spread(report);
   add_data(report, reader, shards, files, windows, counted);
   return report;
@@ -206,6 +241,9 @@ static void print(const Config::Eval& eval, int64_t step, const EvalReport& r, c
                : format(" | %+.4f", r.difference.loss) + plus_minus(r.difference.standard_error) +
                      format(" from context %d", r.difference.from);
   }
+  if (std::isfinite(r.accuracy.mean))
+    more += format(" | accuracy %.4f", r.accuracy.mean) + plus_minus(r.accuracy.standard_error);
+  if (r.exact.mean > 0) more += format(" | exact %.4f", r.exact.mean) + plus_minus(r.exact.standard_error);
   if (std::isfinite(r.bits_per_byte)) more += format(" | %.4f bits per byte", r.bits_per_byte);
   std::string documents = eval.start == WindowStart::any
                               ? ""
@@ -236,7 +274,11 @@ void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& m
   fields.update({{"loss", r.loss},
                  {"stderr", r.standard_error},
                  {"perplexity", r.perplexity},
-                 {"bits_per_byte", r.bits_per_byte}});
+                 {"bits_per_byte", r.bits_per_byte},
+                 {"accuracy", r.accuracy.mean},
+                 {"accuracy_stderr", r.accuracy.standard_error},
+                 {"exact", r.exact.mean},
+                 {"exact_stderr", r.exact.standard_error}});
   if (suffix)
     fields["difference"] = {
         {"from", r.difference.from}, {"loss", r.difference.loss}, {"stderr", r.difference.standard_error}};
@@ -251,7 +293,10 @@ void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& m
     fields["of"]["separator"] = config.end_of_text;
   if (config.has_eval_window(r.length))
     fields["of"].update({{"window", eval.key_window}, {"sink_tokens", eval.sink_tokens}});
-  if (!suffix) fields.update({{"position_edges", r.position_edges}, {"by_position", rounded(r.by_position)}});
+  if (!suffix)
+    fields.update({{"position_edges", r.position_edges},
+                   {"by_position", rounded(r.by_position)},
+                   {"accuracy_by_position", rounded(r.accuracy_by_position)}});
   fields["window_losses"] = rounded(r.window_losses);
   metrics.write(type, fields);
 }

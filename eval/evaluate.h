@@ -26,17 +26,21 @@ struct EvalReport {
   double standard_error = NAN;  // of the loss, from the spread of the windows; NaN for a single window
   double bits_per_byte = NAN;   // of the text; NaN if its bytes are unknown
   double last_loss = 0;         // mean over the last min(1024, L) targets of every window
-  struct {                      // of mode "suffix": the loss less that of the same targets at the shortest length
+  struct Share {                // with a standard error like that of the loss; NaN with a regression head
+    double mean = NAN, standard_error = NAN;
+  } accuracy, exact;  // of the targets that are the likeliest token, of equal ones the first; of the windows of such
+  struct {            // of mode "suffix": the loss less that of the same targets at the shortest length
     int from = 0;
     double loss = 0, standard_error = NAN;
   } difference;
-  std::vector<DataFile> data;         // the shards that the windows come from
-  int64_t too_short = 0;              // documents that were left out
-  int64_t tokens = 0, windows = 0;    // targets used, with labels those that have one; windows with such targets
-  std::vector<int> position_edges;    // 0 .. L: bin i has the positions from edge i to before edge i + 1
-  std::vector<double> by_position;    // [edges - 1], mean loss in each bin
-  std::vector<double> by_window;      // [windows], mean loss of each; not written
-  std::vector<double> window_losses;  // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
+  std::vector<DataFile> data;                // the shards that the windows come from
+  int64_t too_short = 0;                     // documents that were left out
+  int64_t tokens = 0, windows = 0;           // targets used, with labels those that have one; windows with such targets
+  std::vector<int> position_edges;           // 0 .. L: bin i has the positions from edge i to before edge i + 1
+  std::vector<double> by_position;           // [edges - 1], mean loss in each bin
+  std::vector<double> accuracy_by_position;  // the same of accuracy
+  std::vector<double> by_window;             // [windows], mean loss of each; not written
+  std::vector<double> window_losses;         // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
 };
 
 // files: the names and checksums of the shards, for the report. A user_error if the

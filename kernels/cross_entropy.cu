@@ -3,6 +3,7 @@
 #include <cfloat>
 
 #include "kernels/elementwise.cuh"
+#include "kernels/reduce.cuh"
 
 // bf16 results are far less precise than the one-instruction exponential.
 template <class T> __device__ inline float softmax_exp(float x) { return fast_exp(x); }
@@ -26,9 +27,14 @@ template <class T> __device__ inline void load_logits(float (&x)[UNIT], const T*
   for (int k = 0; k < UNIT; k++) x[k] = c + k < V ? x[k] : -INFINITY;
 }
 
-// The columns of one thread out of `threads` that share a row. arrive(c) returns when its column c may be read.
-template <class T, class Arrive>
-__device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, int V, Arrive arrive) {
+struct Unseen {
+  __device__ void operator()(int, const float (&)[UNIT]) const {}
+};
+
+// The columns of one thread out of `threads` that share a row. arrive(c) returns when its column c may be read; see(c,
+// x) gets the UNIT logits at column c.
+template <class T, class Arrive, class See>
+__device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, int V, Arrive arrive, See see) {
   float base = -FLT_MAX, sums[UNIT] = {};
   arrive(thread * UNIT);
   if (thread * UNIT < V) base = fmaxf(base, to_float(row[thread * UNIT]));  // usually this base is kept to the end
@@ -36,10 +42,11 @@ __device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, 
   for (int c = thread * UNIT; c < V; c += threads * UNIT) {
     float x[UNIT];
     load_logits<T>(x, row, c, V);
-    int above = 0;
+    see(c, x);
+    int exceeds = 0;
 #pragma unroll
-    for (int k = 0; k < UNIT; k++) above |= x[k] > base + HEADROOM;
-    if (above) {
+    for (int k = 0; k < UNIT; k++) exceeds |= x[k] > base + HEADROOM;
+    if (exceeds) {
       float larger = base;
       for (int k = 0; k < UNIT; k++) larger = fmaxf(larger, x[k]);
       float shrink = softmax_exp<T>(base - larger);
@@ -53,16 +60,20 @@ __device__ inline SoftmaxSum sum_columns(const T* row, int thread, int threads, 
   return {base, ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]))};
 }
 
+template <class T> __device__ inline float loss_of(const SoftmaxSum& s, const T* row, int target) {
+  return logf(s.sum) + (s.base - to_float(row[target]));
+}
+
 // row: the logits, or a copy of them; out: where their gradient goes. The thread that holds the target's column writes
 // the loss: no thread reads a logit that another one replaces. Goes from the last columns to the first, because those
 // that sum_columns read last are the nearest in cache.
 template <class T>
 __device__ inline void finish_row(float* loss, T* out, const T* row, int thread, int threads, const SoftmaxSum& s,
                                   int target, float weight, float dloss, int V, int Vp) {
-  if (target / UNIT % threads == thread) *loss = (logf(s.sum) + (s.base - to_float(row[target]))) * weight;
+  if (target / UNIT % threads == thread) *loss = loss_of(s, row, target) * weight;
   dloss *= weight;
   int last = Vp / UNIT - 1;
-  if (dloss == 0 || thread > last) return;
+  if (thread > last) return;
   float inverse = 1.0f / s.sum;
   for (int c = (last - (last - thread) % threads) * UNIT; c >= 0; c -= threads * UNIT) {
     float x[UNIT];
@@ -82,15 +93,21 @@ __device__ inline void finish_row(float* loss, T* out, const T* row, int thread,
 }
 
 // A row without a target.
-template <class T> __device__ inline void skip_row(float* loss, T* out, int thread, int threads, float dloss, int Vp) {
+template <class T> __device__ inline void skip_row(float* loss, T* out, int thread, int threads, int Vp) {
   if (thread == 0) *loss = 0;
   Unit<T> zero;
 #pragma unroll
   for (int k = 0; k < UNIT; k++) zero.x[k] = from_float<T>(0.0f);
-  for (int c = thread * UNIT; c < Vp && dloss != 0; c += threads * UNIT) zero.store(out + c);
+  for (int c = thread * UNIT; c < Vp; c += threads * UNIT) zero.store(out + c);
 }
 
-constexpr int CE_WARPS = 4, CE_BLOCK = 512;
+constexpr int CE_WARPS = 4, CE_BLOCK = 512, LONGEST_FOR_WARPS = 4096;
+
+// The sums of all lanes' columns, the same in every lane.
+template <class T> __device__ inline SoftmaxSum warp_sum(const SoftmaxSum& s) {
+  float base = warp_max(s.base);
+  return {base, warp_sum(s.sum * softmax_exp<T>(s.base - base))};
+}
 
 template <class T>
 __global__ void cross_entropy_warp_kernel(float* losses, T* logits, const int* __restrict__ targets,
@@ -99,15 +116,27 @@ __global__ void cross_entropy_warp_kernel(float* losses, T* logits, const int* _
   for (int row = blockIdx.x * CE_WARPS + threadIdx.x / WARP; row < n; row += warps) {
     T* x = logits + size_t(row) * Vp;
     if (targets[row] < 0) {
-      skip_row(losses + row, x, lane, WARP, dloss, Vp);
+      skip_row(losses + row, x, lane, WARP, Vp);
       continue;
     }
-    SoftmaxSum s = sum_columns(x, lane, WARP, V, [](int) {});
-    float base = warp_max(s.base);
-    s.sum = warp_sum(s.sum * softmax_exp<T>(s.base - base));
-    s.base = base;
+    SoftmaxSum s = warp_sum<T>(sum_columns(
+        x, lane, WARP, V, [](int) {}, Unseen()));
     finish_row(losses + row, x, x, lane, WARP, s, targets[row], weights ? weights[row] : 1, dloss, V, Vp);
   }
+}
+
+// The sums of all threads' columns, the same in every thread of a block.
+template <class T> __device__ inline SoftmaxSum block_sum(const SoftmaxSum& of_thread) {
+  __shared__ float bases[CE_BLOCK / WARP], sums[CE_BLOCK / WARP];
+  SoftmaxSum of_warp = warp_sum<T>(of_thread), s;
+  if (threadIdx.x % WARP == 0) {
+    bases[threadIdx.x / WARP] = of_warp.base;
+    sums[threadIdx.x / WARP] = of_warp.sum;
+  }
+  __syncthreads();
+  for (int w = 0; w < CE_BLOCK / WARP; w++) s.base = fmaxf(s.base, bases[w]);
+  for (int w = 0; w < CE_BLOCK / WARP; w++) s.sum += sums[w] * softmax_exp<T>(bases[w] - s.base);
+  return s;
 }
 
 // COPIED: the row is read once, into shared memory, a few pieces of every thread ahead of what it sums; each thread
@@ -115,34 +144,52 @@ __global__ void cross_entropy_warp_kernel(float* losses, T* logits, const int* _
 template <class T, bool COPIED>
 __global__ void cross_entropy_block_kernel(float* losses, T* logits, const int* __restrict__ targets,
                                            const float* __restrict__ weights, float dloss, int V, int Vp) {
-  __shared__ float bases[CE_BLOCK / WARP], sums[CE_BLOCK / WARP];
   DYNAMIC_SHARED(T, copy);  // [Vp] if COPIED
   constexpr int AHEAD = 4;
   T* x = logits + size_t(blockIdx.x) * Vp;
-  if (targets[blockIdx.x] < 0) return skip_row(losses + blockIdx.x, x, threadIdx.x, CE_BLOCK, dloss, Vp);
+  if (targets[blockIdx.x] < 0) return skip_row(losses + blockIdx.x, x, threadIdx.x, CE_BLOCK, Vp);
   const T* row = COPIED ? copy : x;
   auto request = [&](int c) {
     for (int k = 0; k < UNIT && c < V; k += Pack<T>::size) cp_async16(copy + c + k, x + c + k);
     cp_async_commit();
   };
   for (int i = 0; i < AHEAD && COPIED; i++) request((threadIdx.x + i * CE_BLOCK) * UNIT);
-  SoftmaxSum s = sum_columns(row, threadIdx.x, CE_BLOCK, V, [&](int c) {
+  auto arrive = [&](int c) {
     if constexpr (COPIED) {
       request(c + AHEAD * CE_BLOCK * UNIT);
       cp_async_wait<AHEAD>();
     }
-  });
-  float base = warp_max(s.base), sum = warp_sum(s.sum * softmax_exp<T>(s.base - base));
-  if (threadIdx.x % WARP == 0) {
-    bases[threadIdx.x / WARP] = base;
-    sums[threadIdx.x / WARP] = sum;
-  }
-  __syncthreads();
-  s = {};
-  for (int w = 0; w < CE_BLOCK / WARP; w++) s.base = fmaxf(s.base, bases[w]);
-  for (int w = 0; w < CE_BLOCK / WARP; w++) s.sum += sums[w] * softmax_exp<T>(bases[w] - s.base);
+  };
+  SoftmaxSum s = block_sum<T>(sum_columns(row, threadIdx.x, CE_BLOCK, V, arrive, Unseen()));
   finish_row(losses + blockIdx.x, x, row, threadIdx.x, CE_BLOCK, s, targets[blockIdx.x],
              weights ? weights[blockIdx.x] : 1, dloss, V, Vp);
+}
+
+// BLOCK: a block per row, else a warp.
+template <class T, bool BLOCK>
+__global__ void token_losses_kernel(float* losses, int* above, const T* __restrict__ logits,
+                                    const int* __restrict__ targets, int n, int V, int Vp) {
+  __shared__ float counts[CE_BLOCK / WARP];
+  constexpr int THREADS = BLOCK ? CE_BLOCK : WARP, ROWS = BLOCK ? 1 : CE_WARPS;
+  int thread = threadIdx.x % THREADS;
+  for (int row = blockIdx.x * ROWS + threadIdx.x / THREADS; row < n; row += gridDim.x * ROWS) {
+    const T* x = logits + size_t(row) * Vp;
+    int target = targets[row];
+    float loss = 0, count = 0;
+    if (target >= 0) {
+      float own = to_float(x[target]);
+      auto see = [&](int c, const float(&logits)[UNIT]) {
+#pragma unroll
+        for (int k = 0; k < UNIT; k++) count += logits[k] < own || (logits[k] == own && c + k >= target) ? 0.0f : 1.0f;
+      };
+      SoftmaxSum s = sum_columns(
+          x, thread, THREADS, V, [](int) {}, see);
+      s = BLOCK ? block_sum<T>(s) : warp_sum<T>(s);
+      count = BLOCK ? block_sum(count, counts) : warp_sum(count);
+      loss = loss_of(s, x, target);
+    }
+    if (thread == 0) losses[row] = loss, above[row] = int(count);
+  }
 }
 
 // Whether a multiprocessor holds two rows of bf16 at once, so that one is read while the other is written.
@@ -155,15 +202,30 @@ template <class T>
 void cross_entropy(float* losses, T* logits, const int* targets, float dloss, int n, int V, int Vp, cudaStream_t stream,
                    const float* weights) {
   if (n == 0) return;
-  if (Vp <= 4096) {
+  if (Vp <= LONGEST_FOR_WARPS) {
     LAUNCH(cross_entropy_warp_kernel<T>, dim3(looping_blocks(n, CE_WARPS, 16)), dim3(CE_WARPS * WARP), 0, stream,
            losses, logits, targets, weights, dloss, n, V, Vp);
   } else {
-    bool copied = copies_rows<T>(Vp) && dloss != 0;
+    bool copied = copies_rows<T>(Vp);
     LAUNCH((copied ? cross_entropy_block_kernel<T, sizeof(T) == 2> : cross_entropy_block_kernel<T, false>), dim3(n),
            dim3(CE_BLOCK), copied ? Vp * sizeof(T) : 0, stream, losses, logits, targets, weights, dloss, V, Vp);
   }
 }
 
+template <class T>
+void token_losses(float* losses, int* above, const T* logits, const int* targets, int n, int V, int Vp,
+                  cudaStream_t stream) {
+  if (n == 0) return;
+  if (Vp <= LONGEST_FOR_WARPS) {
+    LAUNCH((token_losses_kernel<T, false>), dim3(looping_blocks(n, CE_WARPS, 16)), dim3(CE_WARPS * WARP), 0, stream,
+           losses, above, logits, targets, n, V, Vp);
+  } else {
+    LAUNCH((token_losses_kernel<T, true>), dim3(n), dim3(CE_BLOCK), 0, stream, losses, above, logits, targets, n, V,
+           Vp);
+  }
+}
+
 template void cross_entropy(float*, float*, const int*, float, int, int, int, cudaStream_t, const float*);
 template void cross_entropy(float*, bf16*, const int*, float, int, int, int, cudaStream_t, const float*);
+template void token_losses(float*, int*, const float*, const int*, int, int, int, cudaStream_t);
+template void token_losses(float*, int*, const bf16*, const int*, int, int, int, cudaStream_t);

@@ -49,6 +49,7 @@ template <class Real> struct Activations {
   Real* doutputs;           // [N, Kp]
   int logit_rows;
   float* losses;          // [N]
+  int* above;             // [N]  of an evaluation, token_losses()
   int *inputs, *targets;  // [N]
   int* sorted;            // [2, N], in training: sort_by_token()'s of the inputs
   int* sorted_positions;  // [2, N], in training with positions that are learned and begin anew: the same of these
@@ -107,6 +108,7 @@ template <class Real> struct Activations {
     plan.add(&rstdf, N, category);
     plan.add(&gated, gated_att, category);
     plan.add(&losses, N, category);
+    plan.add(&above, training || config.model.head.outputs ? 0 : N, category);
     plan.add(&inputs, N, category);
     plan.add(&targets, N, category);
     plan.add(&sorted, training ? 2 * N : 0, category);

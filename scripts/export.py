@@ -34,8 +34,8 @@ def points(run):
 
 def losses(evaluation):
   kind = evaluation.type + "/suffix" * bool(evaluation.targets)
-  return {f"{kind}/{key}/{evaluation.length}": getattr(evaluation, key)
-          for key in ("loss", "last_loss", "bits_per_byte") if getattr(evaluation, key) is not None}
+  numbers = {key: getattr(evaluation, key) for key in ("loss", "last_loss", "bits_per_byte", "accuracy", "exact")}
+  return {f"{kind}/{key}/{evaluation.length}": number for key, number in numbers.items() if number is not None}
 
 
 def last(run):

@@ -21,7 +21,7 @@ import time
 from lib import drawing, metrics, results, section_sweep, sections, tables, variants
 from lib.common import ArgumentParser, UserError, check_output, output_folder, run as run_main
 from lib.section_answers import DIAGNOSTICS, LEARNED, PASSKEY, TASKS, diagnostics_columns, passkey_columns, task_columns
-from lib.section_losses import CONTEXTS, LENGTHS, SETTINGS
+from lib.section_losses import ACCURACIES, CONTEXTS, LENGTHS, SETTINGS
 from lib.section_training import CURVES, DEVICE, SPEED, SPEEDS, STABILITY, cost, each, last
 from lib.sections import Column, Section, Text, View, field, table
 
@@ -137,7 +137,8 @@ def appendix(view):
 
 
 RUNS = Section("runs", "Runs", lambda run: True, "", facts)
-SECTIONS = RUNS, SETTINGS, CURVES, LENGTHS, CONTEXTS, TASKS, PASSKEY, DIAGNOSTICS, LEARNED, SPEED, STABILITY
+SECTIONS = (RUNS, SETTINGS, CURVES, LENGTHS, ACCURACIES, CONTEXTS, TASKS, PASSKEY, DIAGNOSTICS, LEARNED, SPEED,
+            STABILITY)
 MEASURES = {"windows": LENGTHS, "suffix": CONTEXTS}  # the section that a sweep's results are of, by their mode
 
 

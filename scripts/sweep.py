@@ -390,10 +390,13 @@ def summary(sweep, members, done, failed):
     ended = run and run.step() == run.steps()
     losses = {str(n): e.loss for n, e in sorted(metrics.evaluated(run).items())} if ended else {}
     bits = {str(n): e.bits_per_byte for n, e in metrics.evaluated(run).items() if e.bits_per_byte} if ended else {}
+    labelled = {str(n): e for n, e in metrics.evaluated(run).items() if e.patterns[1]} if ended else {}
+    shares = {key: {n: share for n, e in labelled.items() if (share := getattr(e, key)) is not None}
+              for key in results.SHARES}
     entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
                     "initial": run and metrics.initial_loss(run),
                     "loss": losses.get(str(metrics.main_length(run))) if run else None,
-                    "losses": losses, "bits_per_byte": bits, "clipped": run and metrics.clipped(run)})
+                    "losses": losses, "bits_per_byte": bits, **shares, "clipped": run and metrics.clipped(run)})
   return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"],
           "seeds": sweep["seeds"], "axes": {axis: list(values) for axis, values in sweep["axes"].items()},
           "chart": sweep["chart"], "mode": metrics.section(config, "eval").get("mode", "windows"),

@@ -55,7 +55,6 @@ static Evaluation benchmarks(const Flags& flags, const Config& config, const Dat
           .not_finite = "a log-likelihood is not finite (bad weights, or overflow on these examples)",
           .lengths = benchmark_lengths(config, data.benchmarks),
           .batch = prompt_batch,
-          .by_row = std::ranges::any_of(data.benchmarks, asks_words),
           .type = "task",
           .item_of =
               [&data](const auto& line) {

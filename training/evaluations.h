@@ -16,7 +16,7 @@ struct Evaluation {
   int64_t every;           // steps between two while training; 0: never
   std::vector<int> items;  // what is evaluated: lengths, or numbers of task.names
   const char* not_finite;  // the error if a result is not finite
-  // Its batches: `batch` sequences of one of these lengths, computed by losses(), and by row_logits() too if by_row.
+  // Its batches: `batch` sequences of one of these lengths, computed by losses(), or by row_logits() if by_row.
   std::vector<int> lengths;
   std::function<int(const Config&, int length)> batch;
   bool by_row = false;

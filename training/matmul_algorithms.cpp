@@ -59,7 +59,7 @@ void agree_on_products(Model& model, const std::vector<Evaluation>& evaluations,
       std::vector<float> values(zeros.size() * config.model.head.outputs);
       model.set_length(length);
       if (evaluation.by_row) model.row_logits(results.data(), zeros.data(), batch, length, {0});
-      model.losses(results.data(), zeros.data(), {zeros.data(), nullptr, values.data()}, batch, length);
+      else model.losses(results.data(), zeros.data(), {zeros.data(), nullptr, values.data()}, batch, length);
     }
   model.set_length(config.model.context);
   take_rank_0s();

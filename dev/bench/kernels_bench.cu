@@ -121,7 +121,7 @@ template <class T> static void measure(const Model& m) {
         *losses = floats(N), *one = floats(1);
   std::vector<int> tokens = random_tokens(N, V), by_token(2 * size_t(N));
   sort_by_token(by_token.data(), tokens.data(), N, Vp);
-  int *inputs = arrays.uploaded(tokens), *sorted = arrays.uploaded(by_token);
+  int *inputs = arrays.uploaded(tokens), *above = arrays.uploaded(tokens), *sorted = arrays.uploaded(by_token);
   void* workspace = arrays.bytes(std::max(
       {embedding_backward_workspace(N, C), layernorm_backward_workspace(N, C), linear_bias_backward_workspace(N, F)}));
   auto line = [](const std::string& name, double bytes, double flops, const std::function<void()>& run) {
@@ -143,7 +143,7 @@ template <class T> static void measure(const Model& m) {
   line("bias_backward [N, 3 C]", 3 * NC * s, 0,
        [&] { linear_bias_backward<T>(dgamma, wide, workspace, N, 3 * C, 0, stream); });
   line("cross_entropy, loss only", double(rows) * Vp * s, 0,
-       [&] { cross_entropy<T>(losses, logits, inputs, 0, rows, V, Vp, stream); });
+       [&] { token_losses<T>(losses, above, logits, inputs, rows, V, Vp, stream); });
   line("cross_entropy, both", 2.0 * rows * Vp * s, 0,
        [&] { cross_entropy<T>(losses, logits, inputs, 1.0f / rows, rows, V, Vp, stream); });
 

@@ -84,10 +84,11 @@ def other_run(weights: object, config: dict) -> str:
 class Evaluation:
   """A "val" or "eval" line. Losses in nats per token; numbers that the line lacks are None.
 
-  by_position: mean loss of the bins [edges[i], edges[i + 1]) of positions, or []. groups: mean losses of consecutive
-  groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G). targets: of mode "suffix",
-  the windows' length and how many of the last targets of each count; else None. elsewhere: the folder of another run
-  whose weights were evaluated, or ""."""
+  accuracy, exact: shares of the targets that are the likeliest token, and of the windows of only such targets.
+  by_position, accuracy_by_position: means of the bins [edges[i], edges[i + 1]) of positions, or []. groups: mean
+  losses of consecutive groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G).
+  targets: of mode "suffix", the windows' length and how many of the last targets of each count; else None.
+  elsewhere: the folder of another run whose weights were evaluated, or ""."""
 
   def __init__(self, entry, config):
     mode = entry.get("mode", "windows")
@@ -102,12 +103,17 @@ class Evaluation:
         finite(entry.get(key)) for key in ("loss", "stderr", "last_loss", "bits_per_byte", "time"))
     if self.loss is None:
       raise ValueError("no loss")
-    self.edges, self.by_position = numbers(entry.get("position_edges")), numbers(entry.get("by_position"))
+    self.accuracy, self.accuracy_stderr, self.exact, self.exact_stderr = (
+        finite(entry.get(key)) for key in ("accuracy", "accuracy_stderr", "exact", "exact_stderr"))
+    self.edges, self.by_position, self.accuracy_by_position = (
+        numbers(entry.get(key)) for key in ("position_edges", "by_position", "accuracy_by_position"))
     bins = range(0, self.length, max(1, min(256, self.length // 32)))  # of older lines
     if not self.edges and len(bins) == len(self.by_position):
       self.edges = [*bins, self.length]
     if None in self.edges or len(self.edges) != len(self.by_position) + 1:
       self.by_position = []
+    if len(self.accuracy_by_position) != len(self.by_position):
+      self.accuracy_by_position = []
     of, evaluation = section(entry, "of"), section(config, "eval")
     self.evaluation = evaluation
     self.shards = [(count(shard["tokens"]), str(shard.get("xxh64") or shard["name"])) for shard in of.get("data", [])]

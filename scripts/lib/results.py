@@ -37,7 +37,8 @@ RESULT = {"name": TEXT, "size": TEXT, "config": TEXT, "steps": COUNT, "tokens_pe
           "runs": (lambda value: list_of(lambda run: isinstance(run, dict), value), "a list of objects")}
 ENTRY = {"name": TEXT, "state": TEXT, "why": TEXT, "seed": (whole, "a whole number"), "initial": NUMBER, "loss": NUMBER,
          "losses": (lambda value: isinstance(value, dict) and all(map(number, value.values())), "numbers by length")}
-ENTRY["bits_per_byte"] = ENTRY["losses"]
+SHARES = "accuracy", "exact"  # of labels, by length
+ENTRY.update(dict.fromkeys(("bits_per_byte", *SHARES), ENTRY["losses"]))
 
 
 def read(path: str) -> dict:
@@ -57,6 +58,7 @@ def read(path: str) -> dict:
   axes = {"labels": (lambda labels: isinstance(labels, dict) and labels.keys() == result["axes"].keys() and all(
       label in result["axes"][axis] for axis, label in labels.items()), "one of the labels of each axis")}
   for number, entry in enumerate(result["runs"]):
-    entry.setdefault("bits_per_byte", {})  # older results lack it
+    for key in ("bits_per_byte", *SHARES):
+      entry.setdefault(key, {})  # older results lack it
     check(entry, {**ENTRY, **axes}, f"runs[{number}].")
   return result

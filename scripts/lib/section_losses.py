@@ -1,26 +1,47 @@
 """Sections of losses: by evaluated length and position, of the same targets by context, and beside the settings."""
 from __future__ import annotations
+import copy
 import functools
 import math
+from typing import Callable, NamedTuple
 
 from lib import drawing, metrics, tables, variants
 from lib.sections import Column, Section, Text, View, table
 
-# Names, and a loss of an evaluation in the unit; None where its bits per byte are unknown.
-UNITS = {"nats": ("validation loss", "loss (nats per token)", lambda e, loss: loss),
-         "bits_per_byte": ("bits per byte", "bits per byte",
-                           lambda e, loss: loss * e.bits_per_byte / e.loss if e.bits_per_byte and e.loss else None),
-         "perplexity": ("perplexity", "perplexity (of a token)",
-                        lambda e, loss: math.exp(loss) if loss < 700 else math.inf)}
+class Unit(NamedTuple):
+  """What is shown of an evaluation e: numbers, None where they are unknown."""
+  name: str
+  axis: str
+  value: Callable  # (e)
+  error: Callable  # (e): upwards, of a value that is known
+  positions: Callable  # (e): the value in each bin of positions
+
+
+def of_loss(name: str, axis: str, convert: Callable) -> Unit:
+  """convert(e, loss): a loss of e in the unit."""
+  value = lambda e: convert(e, e.loss)
+  return Unit(name, axis, value, lambda e: convert(e, e.loss + (e.stderr or 0)) - value(e),
+              lambda e: [loss if loss is None else convert(e, loss) for loss in e.by_position])
+
+
+UNITS = {"nats": of_loss("validation loss", "loss (nats per token)", lambda e, loss: loss),
+         "bits_per_byte": of_loss("bits per byte", "bits per byte", lambda e, loss: (
+             loss * e.bits_per_byte / e.loss if e.bits_per_byte and e.loss else None)),
+         "perplexity": of_loss("perplexity", "perplexity (of a token)",
+                               lambda e, loss: math.exp(loss) if loss < 700 else math.inf),
+         "accuracy": Unit("accuracy", "share of the targets that are the likeliest token", lambda e: e.accuracy,
+                          lambda e: e.accuracy_stderr or 0, lambda e: e.accuracy_by_position),
+         "exact": Unit("exact windows", "share of the windows with all targets right", lambda e: e.exact,
+                       lambda e: e.exact_stderr or 0, lambda e: [])}
 
 
 def title(unit: str) -> str:
-  return UNITS[unit][0].replace("validation ", "").capitalize()
+  return UNITS[unit].name.replace("validation ", "").capitalize()
 
 
 def curve(view: View, evaluations: dict[int, metrics.Evaluation]) -> list[tuple[int, float]]:
-  """[(length, loss in the unit)] of {length: evaluation}."""
-  found = [(length, UNITS[view.unit][2](e, e.loss)) for length, e in sorted(evaluations.items())]
+  """[(length, value in the unit)] of {length: evaluation}."""
+  found = [(length, UNITS[view.unit].value(e)) for length, e in sorted(evaluations.items())]
   return [point for point in found if point[1] is not None]
 
 
@@ -28,7 +49,7 @@ def loss_table(view, runs, at, row_of):
   """row_of(run): {length: evaluation}."""
   columns = [Column(str(length), lambda run, length=length: dict(curve(view, row_of(run))).get(length))
              for length in sorted({length for run in runs for length in row_of(run)})]
-  return table(view.rows(runs.__contains__), columns, [f"{UNITS[view.unit][0]} {at}"])
+  return table(view.rows(runs.__contains__), columns, [f"{UNITS[view.unit].name} {at}"])
 
 
 # ----------------------------------------------------------------------------------------------------------- by length
@@ -95,13 +116,12 @@ def draw_lengths(view, axes):
       lengths, means, least, most = zip(*points)
       errors = [[mean - low for mean, low in zip(means, least)], [high - mean for mean, high in zip(means, most)]]
       if len(variant.runs) == 1:
-        of = [variant.runs[0].row[length] for length in lengths]
-        errors = [UNITS[view.unit][2](e, e.loss + (e.stderr or 0)) - mean for e, mean in zip(of, means)]
+        errors = [UNITS[view.unit].error(variant.runs[0].row[length]) for length in lengths]
       axes.errorbar(lengths, means, yerr=errors, linewidth=1.6, markersize=5, capsize=3, **variant.look)
     elif any(run.contexts for run in variant.runs):
       axes.plot([], [], **variant.look)  # for the legend: it is in another panel
-  axes.set(title=UNITS[view.unit][0].capitalize() + " by length", xlabel="evaluated length (tokens)",
-           ylabel=UNITS[view.unit][1])
+  axes.set(title=UNITS[view.unit].name.capitalize() + " by length", xlabel="evaluated length (tokens)",
+           ylabel=UNITS[view.unit].axis)
   if lengths := sorted({length for run in view.runs for length in run.row}):
     drawing.length_axis(axes, lengths)
     axes.margins(x=0.06, y=0.12)
@@ -111,10 +131,10 @@ def draw_lengths(view, axes):
 
 
 def positions(evaluation: metrics.Evaluation, unit: str) -> list[tuple[float, float]]:
-  """(middle of the bin, loss in the unit) of the bins that have one."""
+  """(middle of the bin, value in the unit) of the bins that have one."""
   e = evaluation
-  return [((first + last + 1) / 2, found) for loss, first, last in zip(e.by_position, e.edges, e.edges[1:])
-          if loss is not None and (found := UNITS[unit][2](e, loss)) is not None]
+  return [((first + last + 1) / 2, value)
+          for value, first, last in zip(UNITS[unit].positions(e), e.edges, e.edges[1:]) if value is not None]
 
 
 def draw_positions(view, axes):
@@ -126,7 +146,7 @@ def draw_positions(view, axes):
   for variant in view.variants if length else ():
     drawing.mean_line(axes, [found[run][length] for run in variant.runs if run in some], variant.look, marker="")
   axes.set(title=f"{title(view.unit)} by position" + (f" in windows of {length}" if length else ""),
-           xlabel="position (token)", ylabel=UNITS[view.unit][1])
+           xlabel="position (token)", ylabel=UNITS[view.unit].axis)
   drawing.length_axis(axes)
   if some and not length:
     drawing.note(axes, "no length in common")
@@ -159,6 +179,35 @@ LENGTHS = Section("lengths", "Loss by length", lambda run: bool(run.row), "./tra
                   "Loss by evaluated length, and by position. Bars are standard errors; of several seeds, the range.")
 
 
+# ---------------------------------------------------------------------------------------------------------- of labels
+
+def labelled(run: metrics.Run) -> bool:
+  """Whether the accuracy of labels is known."""
+  return any(e.accuracy is not None and e.patterns[1] for e in run.row.values())
+
+
+def in_unit(view: View, unit: str) -> View:
+  view = copy.copy(view)
+  view.unit = unit
+  return view
+
+
+def accuracy_tables(view):
+  return [loss_table(in_unit(view, unit), group, "at length", lambda run: run.row)
+          for group in metrics.comparable([*filter(labelled, view.runs)]) for unit in ("accuracy", "exact")]
+
+
+def accuracy_panels(view):
+  accuracy, exact = in_unit(view, "accuracy"), in_unit(view, "exact")
+  return [functools.partial(draw_lengths, accuracy), functools.partial(draw_positions, accuracy),
+          functools.partial(draw_lengths, exact)]
+
+
+ACCURACIES = Section("accuracies", "Accuracy of labels", labelled,
+                     "./train RUN --eval --set data.val=SHARDS --set data.val_labels=LABELS", accuracy_tables,
+                     accuracy_panels, "Targets that are the likeliest token, and windows of only such targets.")
+
+
 # ---------------------------------------------------------------------------------------------------------- by context
 
 def context_tables(view):
@@ -175,7 +224,7 @@ def draw_contexts(view, axes):
   """No error bars: the losses at all lengths are of the same targets, and vary together."""
   for variant in view.variants:
     drawing.mean_line(axes, [curve(view, run.contexts) for run in variant.runs], variant.look)
-  axes.set(title=title(view.unit) + " by context", xlabel="context of the same targets", ylabel=UNITS[view.unit][1])
+  axes.set(title=title(view.unit) + " by context", xlabel="context of the same targets", ylabel=UNITS[view.unit].axis)
   drawing.length_axis(axes, sorted({length for run in view.runs for length in run.contexts}))
   mark_contexts(view, axes)
 

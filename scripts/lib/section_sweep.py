@@ -57,20 +57,21 @@ def loss_name(result: dict) -> str:
   return "loss of the last targets" if result.get("mode") == "suffix" else "validation loss"
 
 
-def in_bits(result: dict) -> dict | None:
-  """The results with bits per byte, which alone compare tokenizers, as losses; None unless all losses have theirs."""
-  if not all(entry["losses"].keys() == entry.get("bits_per_byte", {}).keys() for entry in result["runs"]):
+def measured_by(key: str, result: dict) -> dict | None:
+  """The results with bits per byte, which alone compare tokenizers, or the accuracy of labels, as losses; None unless
+  all losses have theirs."""
+  if not all(entry["losses"].keys() == entry.get(key, {}).keys() for entry in result["runs"]):
     return None
   if not any(entry["losses"] for entry in result["runs"]):
     return None
-  of_loss = lambda entry, bits: next((bits[n] for n, loss in entry["losses"].items() if loss == entry["loss"]), None)
-  return {**result, "runs": [{**entry, "losses": bits, "loss": of_loss(entry, bits), "initial": None}
-                             for entry in result["runs"] for bits in [entry.get("bits_per_byte", {})]]}
+  of_loss = lambda entry, found: next((found[n] for n, loss in entry["losses"].items() if loss == entry["loss"]), None)
+  return {**result, "runs": [{**entry, "losses": found, "loss": of_loss(entry, found), "initial": None}
+                             for entry in result["runs"] for found in [entry.get(key, {})]]}
 
 
 def table(result: dict, name: str | None = None) -> tables.Table:
-  """name: of the losses."""
-  rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr"
+  """name: of what is measured instead of losses."""
+  rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr" and name in (None, "bits per byte")
   what = f"{name or loss_name(result)} at {'length' if result['chart'] == 'lengths' else next(iter(result['axes']))}"
   lines = []
   for label, row in rows.items():
@@ -117,12 +118,15 @@ def note(result: dict) -> str:
           f"{settings}, commit {result['commit']}, {result['device']}){missing}; losses in nats per token.")
 
 
+MEASURES = {"bits_per_byte": "bits per byte", "accuracy": "accuracy of the labels", "exact": "exact windows"}
+
+
 def texts(result: dict) -> list[str]:
   """The tables, then what the figures are of and what ± is."""
   interval = f" {metrics.INTERVAL}." * any(" ± " in cell for row in table(result).rows for cell in row)
-  bits = in_bits(result)
-  return list(filter(None, (table(result), bits and table(bits, "bits per byte"), difference_table(result),
-                            note(result) + interval)))
+  others = [(name, measured_by(key, result)) for key, name in MEASURES.items()]
+  return list(filter(None, (table(result), *(found and table(found, name) for name, found in others),
+                            difference_table(result), note(result) + interval)))
 
 
 # ------------------------------------------------------------------------------------------------------------ the chart

@@ -241,6 +241,60 @@ TEST_F(Evaluation, WindowsOfDocuments) {
   }
 }
 
+// Shares of targets that have the largest float64 logit, of windows and positions, with labels on some rows: the
+// likeliest token, the second, or none. A window without labels is left out.
+TEST_F(Evaluation, AccuracyMatchesTheReference) {
+  const int L = 20, WINDOWS = 7;
+  for (const char* mean : {"batch", "sequence"}) {
+    Config config = small_config("fp32", {std::string("train.label_mean=") + mean, "eval.batch=2"});
+    auto model = evaluated_model(config, 2 * L, L, 100);
+    std::vector<int> tokens = random_ints(WINDOWS * L + 1, 5, 61), inputs(tokens.begin(), tokens.end() - 1);
+    ReferenceModel<Exact> exact(config);
+    exact.take_parameters(*model);
+    exact.forward(inputs, inputs, WINDOWS, L);
+    std::vector<uint16_t> labels(tokens.size(), 65535);
+    std::vector<double> found(WINDOWS, 0), right(WINDOWS, 0), found_at(L, 0), right_at(L, 0);
+    for (int row = 0; row < WINDOWS * L; row++) {
+      int window = row / L, t = row % L;
+      if (window == 3 || (row * 7 % 5 == 0 && window != 2)) continue;
+      auto first = exact.logits.begin() + row * 61;
+      std::vector<int> order = numbers(61);
+      std::sort(order.begin(), order.end(), [&](int i, int j) { return first[i] > first[j]; });
+      ASSERT_GT(first[order[0]] - first[order[1]], 1e-5);  // float32 has the same order
+      bool is_right = window == 2 || window == 5 || row % 3 > 0;
+      labels[row] = uint16_t(order[!is_right]);
+      found[window]++, right[window] += is_right;
+      found_at[t]++, right_at[t] += is_right;
+    }
+    std::string file = add_labels("labels", labels);
+    add("val.bin", tokens);
+    std::vector<Shard> shards = open({"val.bin"}, 61);
+    open_labels(shards, {file}, 61, 0, "data.val_labels");
+    std::vector<DataFile> files = files_of(shards);
+    files.push_back(files[0]);
+    EvalReport result = *evaluate(*model, shards, files, L, WINDOWS * L);
+    double sum = 0, squares = 0, exact_windows = 0, all = 0, of_all = 0, n = WINDOWS - 1;
+    for (int w = 0; w < WINDOWS; w++) {
+      if (w == 3) continue;
+      double share = right[w] / found[w];
+      sum += share, squares += share * share, exact_windows += share == 1;
+      all += found[w], of_all += right[w];
+    }
+    bool by_window = config.train.label_mean == LabelMean::sequence;
+    EXPECT_EQ(result.windows, n);
+    EXPECT_DOUBLE_EQ(result.accuracy.mean, by_window ? sum / n : of_all / all);
+    EXPECT_NEAR(result.accuracy.standard_error, std::sqrt((squares - sum * sum / n) / (n - 1) / n), 1e-9);
+    EXPECT_DOUBLE_EQ(result.exact.mean, exact_windows / n);
+    EXPECT_NEAR(result.exact.standard_error, share_error(exact_windows / n, n), 1e-12);
+    EXPECT_GE(exact_windows, 2);
+    ASSERT_EQ(result.position_edges[1], 1);
+    if (!by_window) {
+      EXPECT_NEAR(result.accuracy_by_position[0], right_at[0] / found_at[0], 1e-12);
+    }
+    EXPECT_EQ(result.accuracy_by_position.size(), result.by_position.size());
+  }
+}
+
 // Means of groups that differ by at most one window, in order, with every window in one of them.
 TEST_F(Evaluation, GroupsOfWindows) {
   const int L = 2;
@@ -299,6 +353,8 @@ TEST(EvalLines, AreAsDocumented) {
   report.tokens = 4096, report.windows = 2;
   report.position_edges = {0, 1, 2, 1024};
   report.by_position = {1, NAN, 1.23456789};
+  report.accuracy = {0.375, 0.125}, report.exact = {0, NAN};
+  report.accuracy_by_position = {0.5, NAN, 1 / 3.0};
   report.window_losses = {1.0000004, 2.0000006};
   write_line(config, {"runs/x/step_00001000", 1000, 64000}, log, "eval", report);
   report = {};
@@ -308,19 +364,23 @@ TEST(EvalLines, AreAsDocumented) {
   EXPECT_EQ(
       std::regex_replace(bytes_of(dir / "m"), std::regex(R"re("time":[\d.]+)re"), "\"time\":0"),
       R"({"type":"val","time":0,"step":250,"tokens":0,"mode":"windows","length":1024,)"
-      R"("loss":0.0,"stderr":null,"perplexity":null,"bits_per_byte":null,"last_loss":0.0,)"
+      R"("loss":0.0,"stderr":null,"perplexity":null,"bits_per_byte":null,)"
+      R"("accuracy":null,"accuracy_stderr":null,"exact":null,"exact_stderr":null,"last_loss":0.0,)"
       R"("of":{"data":[],"tokens_asked":9000,"tokens":0,"windows":0,"rope_scaling":"yarn","weights":""},)"
-      R"("position_edges":[],"by_position":[],"window_losses":[]})"
+      R"("position_edges":[],"by_position":[],"accuracy_by_position":[],"window_losses":[]})"
       "\n"
       R"({"type":"eval","time":0,"step":1000,"tokens":64000,"mode":"windows","length":1024,"loss":0.5,"stderr":0.25,)"
-      R"("perplexity":1.5,"bits_per_byte":2.0,"last_loss":0.75,)"
+      R"("perplexity":1.5,"bits_per_byte":2.0,)"
+      R"("accuracy":0.375,"accuracy_stderr":0.125,"exact":0.0,"exact_stderr":null,"last_loss":0.75,)"
       R"("of":{"data":[{"name":"a.bin","tokens":5000,"xxh64":"0123456789abcdef"},)"
       R"({"name":"b.bin","tokens":100,"xxh64":"00"}],)"
       R"("tokens_asked":9000,"tokens":4096,"windows":2,"rope_scaling":"yarn","weights":"runs/x/step_00001000"},)"
-      R"("position_edges":[0,1,2,1024],"by_position":[1.0,null,1.234568],"window_losses":[1.0,2.000001]})"
+      R"("position_edges":[0,1,2,1024],"by_position":[1.0,null,1.234568],)"
+      R"("accuracy_by_position":[0.5,null,0.333333],"window_losses":[1.0,2.000001]})"
       "\n"
       R"({"type":"eval","time":0,"step":250,"tokens":0,"mode":"suffix","length":1024,"context_of":4096,"suffix":512,)"
       R"("loss":0.0,"stderr":null,"perplexity":null,"bits_per_byte":null,)"
+      R"("accuracy":null,"accuracy_stderr":null,"exact":null,"exact_stderr":null,)"
       R"("difference":{"from":512,"loss":-0.25,"stderr":null},)"
       R"("of":{"data":[],"tokens_asked":9000,"tokens":0,"windows":0,"rope_scaling":"yarn","weights":""},)"
       R"("window_losses":[]})"

@@ -355,32 +355,70 @@ TYPED_TEST(KernelTest, CrossEntropy) {
                 {113, 256, 256}, {5, 250, 256},     {3, 1000, 1024},
                 {2, 4097, 4224}, {3, 50257, 50304}, {rows_that_loop(16), 30, 32}};
   for (auto shape : shapes)
-    for (auto logit : {std::pair(2.0f, 0.0f), std::pair(30.0f, -500.0f), std::pair(0.0f, 1.0f)})  // scale and mean
-      for (float dloss : {0.0f, 1.0f / shape.n}) {
-        int n = shape.n, V = shape.V, Vp = shape.Vp;
-        // With one class the loss is log 1 = 0 exactly; its terms are of size 1.
-        Kernel<T> kernel("cross_entropy", {n, V, Vp, long(logit.first)}, {{"losses", u32, 1}, {"dlogits", u<T>}});
-        for (unsigned seed : Pool::seeds(V > 10000 ? 60 * n : 10 * n)) {
-          auto logits0 = random_normal<T>(size_t(n) * Vp, seed, logit.first, logit.second);
-          auto targets = random_ints(n, seed + 1, V);
-          for (int row = 0; row < n; row++)
-            for (int v = V; v < Vp; v++) logits0[size_t(row) * Vp + v] = from_float<T>(NAN);  // padding is never used
-          targets[0] = V - 1;
-          kernel.check(
-              [&] {
-                DeviceArray<T> logits(logits0);
-                DeviceArray<float> losses(n);
-                cross_entropy<T>(losses, logits, DeviceArray<int>(targets), dloss, n, V, Vp, nullptr);
-                if (dloss != 0) return outputs(losses, logits);
-                expect_same_bits("cross_entropy leaves the logits alone", logits.download(), logits0);
-                return outputs(losses);
-              },
-              [&]<class P>(P) {
-                auto result = ref_cross_entropy<P>(widen<P>(logits0), targets, dloss, V, Vp);
-                return std::vector<Reals<P>>{result.losses, result.dlogits};
-              });
+    for (auto logit : {std::pair(2.0f, 0.0f), std::pair(30.0f, -500.0f), std::pair(0.0f, 1.0f)}) {  // scale and mean
+      int n = shape.n, V = shape.V, Vp = shape.Vp;
+      float dloss = 1.0f / float(n);
+      // With one class the loss is log 1 = 0 exactly; its terms are of size 1.
+      Kernel<T> kernel("cross_entropy", {n, V, Vp, long(logit.first)}, {{"losses", u32, 1}, {"dlogits", u<T>}});
+      for (unsigned seed : Pool::seeds(V > 10000 ? 60 * n : 10 * n)) {
+        auto logits0 = random_normal<T>(size_t(n) * Vp, seed, logit.first, logit.second);
+        auto targets = random_ints(n, seed + 1, V);
+        for (int row = 0; row < n; row++)
+          for (int v = V; v < Vp; v++) logits0[size_t(row) * Vp + v] = from_float<T>(NAN);  // padding is never used
+        targets[0] = V - 1;
+        kernel.check(
+            [&] {
+              DeviceArray<T> logits(logits0);
+              DeviceArray<float> losses(n), again(n);
+              DeviceArray<int> above(n);
+              token_losses<T>(again, above, logits, DeviceArray<int>(targets), n, V, Vp, nullptr);
+              expect_same_bits("token_losses leaves the logits alone", logits.download(), logits0);
+              cross_entropy<T>(losses, logits, DeviceArray<int>(targets), dloss, n, V, Vp, nullptr);
+              expect_same_bits("losses of token_losses", again.download(), losses.download());
+              return outputs(losses, logits);
+            },
+            [&]<class P>(P) {
+              auto result = ref_cross_entropy<P>(widen<P>(logits0), targets, dloss, V, Vp);
+              return std::vector<Reals<P>>{result.losses, result.dlogits};
+            });
+      }
+    }
+}
+
+// Logits of few values, so that most rows have the target's several times, before and after it; NaN and infinities; the
+// likeliest token at any column.
+TYPED_TEST(KernelTest, LogitsAboveTheTargets) {
+  using T = TypeParam;
+  struct {
+    int n, V, Vp;
+  } shapes[] = {{7, 1, 8},        {31, 65, 128},   {40, 250, 256},
+                {33, 4096, 4096}, {9, 4097, 4224}, {rows_that_loop(16), 30, 32}};
+  for (auto [n, V, Vp] : shapes)
+    for (unsigned seed : Pool::seeds(10 * n)) {
+      auto numbers = random_ints(n * Vp, seed, 7), targets = random_ints(n, seed + 1, V);
+      std::vector<T> logits(numbers.size());
+      std::vector<int> expected(n, 0);
+      for (int row = 0; row < n; row++) {
+        T* x = &logits[size_t(row) * Vp];
+        for (int v = 0; v < Vp; v++) x[v] = from_float<T>(v < V ? float(numbers[size_t(row) * Vp + v] - 3) : NAN);
+        if (row % 7 == 1) x[targets[row]] = from_float<T>(4);
+        if (row % 7 == 2 && V > 1) x[(targets[row] + 1) % V] = from_float<T>(NAN);
+        if (row % 7 == 3) x[targets[row]] = from_float<T>(NAN);
+        if (row % 7 == 4) x[targets[row]] = from_float<T>(-INFINITY), x[V / 2] = from_float<T>(-INFINITY);
+        if (row % 7 == 5) targets[row] = -1;
+        for (int v = 0; v < V && targets[row] >= 0; v++) {
+          float logit = to_float(x[v]), own = to_float(x[targets[row]]);
+          expected[row] += std::isnan(logit) || logit > own || (logit == own && v < targets[row]);
         }
       }
+      DeviceArray<float> losses(n);
+      DeviceArray<int> above(n);
+      token_losses<T>(losses, above, DeviceArray<T>(logits), DeviceArray<int>(targets), n, V, Vp, nullptr);
+      std::vector<int> found = above.download();
+      for (int row = 3; row < n; row += 7) EXPECT_GT(found[row], 0), found[row] = expected[row];
+      EXPECT_EQ(found, expected) << V;
+      for (int row = 5; row < n; row += 7) EXPECT_EQ(losses.download()[row], 0);
+    }
 }
 
 // Rows without a target are not read, and get zeros; the others are multiplied by their weights, and a weight of 1
@@ -390,40 +428,40 @@ TYPED_TEST(KernelTest, CrossEntropyOfSomeRows) {
   struct {
     int n, V, Vp;
   } shapes[] = {{31, 65, 128}, {9, 4097, 4224}, {rows_that_loop(16), 30, 32}};
-  for (auto shape : shapes)
-    for (float dloss : {0.0f, 1.0f / shape.n}) {
-      int n = shape.n, V = shape.V, Vp = shape.Vp;
-      Kernel<T> kernel("cross_entropy weighted", {n, V, Vp}, {{"losses", u32, 1}, {"dlogits", u<T>}});
-      for (unsigned seed : Pool::seeds(10 * n)) {
-        auto logits = random_normal<T>(size_t(n) * Vp, seed, 2.0f), read_logits = logits;
-        auto targets = random_ints(n, seed + 1, V);
-        std::vector<float> weights(n), ones(n, 1.0f);
-        for (int row = 0; row < n; row++) {
-          weights[row] = 0.25f * float(1 + row % 7);
-          for (int v = 0; v < Vp && row % 3 == 1; v++) {
-            targets[row] = -1;
-            logits[size_t(row) * Vp + v] = from_float<T>(NAN);
-            read_logits[size_t(row) * Vp + v] = from_float<T>(0);
-          }
+  for (auto shape : shapes) {
+    int n = shape.n, V = shape.V, Vp = shape.Vp;
+    float dloss = 1.0f / float(n);
+    Kernel<T> kernel("cross_entropy weighted", {n, V, Vp}, {{"losses", u32, 1}, {"dlogits", u<T>}});
+    for (unsigned seed : Pool::seeds(10 * n)) {
+      auto logits = random_normal<T>(size_t(n) * Vp, seed, 2.0f), read_logits = logits;
+      auto targets = random_ints(n, seed + 1, V);
+      std::vector<float> weights(n), ones(n, 1.0f);
+      for (int row = 0; row < n; row++) {
+        weights[row] = 0.25f * float(1 + row % 7);
+        for (int v = 0; v < Vp && row % 3 == 1; v++) {
+          targets[row] = -1;
+          logits[size_t(row) * Vp + v] = from_float<T>(NAN);
+          read_logits[size_t(row) * Vp + v] = from_float<T>(0);
         }
-        auto run = [&](const std::vector<T>& logits, const std::vector<int>& targets, const float* weights) {
-          DeviceArray<T> device(logits);
-          DeviceArray<float> losses(n);
-          cross_entropy<T>(losses, device, DeviceArray<int>(targets), dloss, n, V, Vp, nullptr, weights);
-          return dloss != 0 ? outputs(losses, device) : outputs(losses);
-        };
-        kernel.check([&] { return run(logits, targets, DeviceArray<float>(weights)); },
-                     [&]<class P>(P) {
-                       auto result = ref_cross_entropy<P>(widen<P>(read_logits), targets, dloss, V, Vp, weights);
-                       return std::vector<Reals<P>>{result.losses, result.dlogits};
-                     });
-        for (int& target : targets) target = std::max(target, 0);
-        Outputs plain = run(read_logits, targets, nullptr),
-                with_ones = run(read_logits, targets, DeviceArray<float>(ones));
-        for (size_t i = 0; i < plain.size(); i++)
-          expect_same_bits("cross_entropy with weights of 1", with_ones[i], plain[i]);
       }
+      auto run = [&](const std::vector<T>& logits, const std::vector<int>& targets, const float* weights) {
+        DeviceArray<T> device(logits);
+        DeviceArray<float> losses(n);
+        cross_entropy<T>(losses, device, DeviceArray<int>(targets), dloss, n, V, Vp, nullptr, weights);
+        return outputs(losses, device);
+      };
+      kernel.check([&] { return run(logits, targets, DeviceArray<float>(weights)); },
+                   [&]<class P>(P) {
+                     auto result = ref_cross_entropy<P>(widen<P>(read_logits), targets, dloss, V, Vp, weights);
+                     return std::vector<Reals<P>>{result.losses, result.dlogits};
+                   });
+      for (int& target : targets) target = std::max(target, 0);
+      Outputs plain = run(read_logits, targets, nullptr),
+              with_ones = run(read_logits, targets, DeviceArray<float>(ones));
+      for (size_t i = 0; i < plain.size(); i++)
+        expect_same_bits("cross_entropy with weights of 1", with_ones[i], plain[i]);
     }
+  }
 }
 
 // ---- squared error

@@ -25,6 +25,7 @@ template <class P> class ReferenceModel {
   using Array = Reals<P>;
   std::map<std::string, Array> parameters, gradients;
   Array losses;  // [N], of the last call
+  Array logits;  // [N, V], of the last call without a regression head
 
   explicit ReferenceModel(const Config& config) : config_(config), settings_{config.attention, config.model.context} {
     settings_.documents = Documents::joined;
@@ -118,7 +119,7 @@ template <class P> class ReferenceModel {
       losses.assign(squared_.losses.begin(), squared_.losses.end());
       return std::accumulate(losses.begin(), losses.end(), R(0)) / N;
     }
-    Array logits(size_t(N) * V);
+    logits.assign(size_t(N) * V, 0);
     logits = ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C).d;
     classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V, weights);
     losses = classified_.losses;

@@ -18,7 +18,8 @@ from support.workspace import (CONFIG, CRASH, ROOT, TEXT, TRAIN, VOLATILE, Works
                                write_safetensors)
 
 EVALUATION = {"type", "time", "step", "tokens", "mode", "length", "loss", "stderr", "perplexity", "bits_per_byte",
-              "last_loss", "of", "position_edges", "by_position", "window_losses"}
+              "accuracy", "accuracy_stderr", "exact", "exact_stderr", "last_loss", "of", "position_edges",
+              "by_position", "accuracy_by_position", "window_losses"}
 
 
 class WritesNothing(Workspace):
@@ -307,7 +308,7 @@ class Evaluation(Workspace):
     rows = done.stdout[done.stdout.index("\neval") + 1:].splitlines()
     self.assertEqual([entry["length"] for entry in entries], [8, 16, 48])
     for entry, row in zip(entries, rows):
-      self.assertEqual(set(entry), EVALUATION - {"last_loss", "position_edges", "by_position"} |
+      self.assertEqual(set(entry), EVALUATION - {"last_loss", "position_edges", "by_position", "accuracy_by_position"} |
                        {"context_of", "suffix", "difference"})
       self.assertEqual((entry["mode"], entry["context_of"], entry["suffix"]), ("suffix", 48, 8))
       self.assertEqual((entry["of"]["windows"], entry["of"]["tokens"]), (10, 80))  # 500 / 48, and 8 of each

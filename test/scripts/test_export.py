@@ -18,7 +18,8 @@ LINES = [
     {"type": "val", "step": 2, "length": 64, "loss": 5.25, "tokens": 640},
     {"type": "train", "step": 2, "loss": None, "grad_norm": 2.5, "lr": 2e-3, "mfu": 0.5},
     {"type": "eval", "time": 2e9 + 9, "step": 2, "length": 100, "loss": 4.5, "tokens": 700, "last_loss": 4.25,
-     "bits_per_byte": 6.5, "of": OF, "position_edges": [0, 1, 99, 100], "by_position": [4.0, None, 5.0]},
+     "bits_per_byte": 6.5, "accuracy": 0.375, "exact": 0.0, "of": OF,
+     "position_edges": [0, 1, 99, 100], "by_position": [4.0, None, 5.0]},
     {"type": "eval", "step": 1, "length": 100, "loss": 9.5, "tokens": 700, "last_loss": 9.5, "by_position": [9.0] * 34},
     {"type": "eval", "step": 2, "length": 100, "loss": 0.5, "of": {**OF, "tokens_asked": 70},
      "by_position": [0.5] * 34},
@@ -35,13 +36,15 @@ POINTS = [
     ("step", 1, None, {"eval/loss/100": 9.5, "eval/last_loss/100": 9.5}),
     ("step", 2, None, {"val/loss/64": 5.25}),
     ("step", 2, None, {"eval/suffix/loss/32": 4.75, "eval/suffix/bits_per_byte/32": 6.75}),
-    ("step", 2, 2e9 + 9, {"eval/loss/100": 4.5, "eval/last_loss/100": 4.25, "eval/bits_per_byte/100": 6.5}),
+    ("step", 2, 2e9 + 9, {"eval/loss/100": 4.5, "eval/last_loss/100": 4.25, "eval/bits_per_byte/100": 6.5,
+                          "eval/accuracy/100": 0.375, "eval/exact/100": 0.0}),
     ("step", 1, 2e9 + 5, {"learned/attn.sink/1/0": 0.5}),
     ("position", 1, 2e9 + 9, {"eval/by_position/100": 4.0}),
     ("position", 100, 2e9 + 9, {"eval/by_position/100": 5.0}),
 ]
 LAST = {"last/train/loss": 5.5, "last/val/loss/64": 5.25, "last/eval/loss/100": 4.5, "last/eval/last_loss/100": 4.25,
-        "last/eval/bits_per_byte/100": 6.5, "last/eval/suffix/loss/32": 4.75, "last/eval/suffix/bits_per_byte/32": 6.75}
+        "last/eval/bits_per_byte/100": 6.5, "last/eval/accuracy/100": 0.375, "last/eval/exact/100": 0.0,
+        "last/eval/suffix/loss/32": 4.75, "last/eval/suffix/bits_per_byte/32": 6.75}
 
 
 class Export(ScriptTest):

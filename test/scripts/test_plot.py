@@ -295,9 +295,17 @@ class Plot(ScriptTest):
     self.assertEqual(([*tuned.row], tuned.note()), ([16], ""))
 
   def test_units(self):
-    runs = [self.evaluated("a", line(8, 16, 2.0, bits_per_byte=0.75)), self.evaluated("b", line(8, 16, 800.0))]
-    for unit, cells in (("nats", "2.000 800.000"), ("perplexity", "7.389 inf"), ("bits_per_byte", "0.750 -")):
-      name = {"nats": "Validation loss", "perplexity": "Perplexity", "bits_per_byte": "Bits per byte"}[unit]
+    shares = {"accuracy": 0.625, "accuracy_stderr": 0.1, "exact": 0.25, "exact_stderr": 0.2,
+              "accuracy_by_position": [0.5, 0.75], "by_position": [2.5, 1.5], "position_edges": [0, 8, 16]}
+    runs = [self.evaluated("a", line(8, 16, 2.0, bits_per_byte=0.75, **shares)),
+            self.evaluated("b", line(8, 16, 800.0))]
+    for unit, points in (("nats", [2.5, 1.5]), ("accuracy", [0.5, 0.75]), ("exact", [])):
+      self.assertEqual(section_losses.positions(runs[0].row[16], unit), [*zip((4.5, 12.5), points)])
+    self.assertEqual([section_losses.UNITS[unit].error(runs[0].row[16]) for unit in ("accuracy", "exact")], [0.1, 0.2])
+    for unit, cells in (("nats", "2.000 800.000"), ("perplexity", "7.389 inf"), ("bits_per_byte", "0.750 -"),
+                        ("accuracy", "0.625 -"), ("exact", "0.250 -")):
+      name = {"nats": "Validation loss", "perplexity": "Perplexity", "bits_per_byte": "Bits per byte",
+              "accuracy": "Accuracy", "exact": "Exact windows"}[unit]
       table = section_losses.loss_table(View(runs, unit=unit), runs, "at length", lambda run: run.row)
       self.assertEqual(" ".join(cell for _, cell in table.rows), cells)
       self.plot("a", "b", "--unit", unit, "--out", "p.svg")

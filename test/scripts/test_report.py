@@ -166,6 +166,20 @@ class Report(ScriptTest):
     self.assertFalse([warning for warning in self.warnings() if "Parameters" in warning])
     self.assertEqual([row["bits per byte at 16"] for row in self.summary().values()], ["-", "0.875"])
 
+  def test_accuracy_of_labels(self):
+    """A section of its own, of evaluations with labels alone."""
+    for name, labels in (("a", ["l.bin"]), ("b", [])):
+      content = lines(config=[("data", {"val": ["val.bin"], "val_labels": labels})])
+      for entry, share in zip(content[-2:], (0.75, 0.5)):
+        entry.update(accuracy=share, accuracy_stderr=0.125, exact=share / 2, exact_stderr=0.25,
+                     accuracy_by_position=[share, 0.25])
+      self.make_run(name, content)
+    self.report("a", "b")
+    tables = {table[0][0]: table[1:] for table in self.page.tables}
+    self.assertEqual(tables["accuracy at length"], [["a", "0.750", "0.500"]])
+    self.assertEqual(tables["exact windows at length"], [["a", "0.375", "0.250"]])
+    self.assertIn("Accuracy of labels", self.said)
+
   def test_seeds_are_one_row_of_every_table(self):
     task = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.5,
             "stderr": 0.1}

@@ -403,9 +403,21 @@ class Tables(unittest.TestCase):
                                               "device": ""})), 3)
     for run in result["runs"]:
       run["bits_per_byte"] = {n: loss / 2 for n, loss in run["losses"].items()}
-    self.assertEqual(section_sweep.table(section_sweep.in_bits(result), "bits per byte").splitlines(), [
+    in_bits = section_sweep.measured_by("bits_per_byte", result)
+    self.assertEqual(section_sweep.table(in_bits, "bits per byte").splitlines(), [
         "| bits per byte at lr | 1 | 2 |", "|---|---|---|", "| a | 1.500 ± <0.001 | 1.000 (1 diverged) |",
         "| b | 1.750 ± <0.001 | 1.250 ± <0.001 |"])
+
+  def test_accuracy_of_labels(self):
+    """The best rate is that of the lowest loss; shares have no best one."""
+    result = self.result({"a": {"1": [3.0, 3.2], "2": [2.0, 2.2]}})
+    for run in result["runs"]:
+      run["accuracy"] = {n: 1 - loss / 8 for n, loss in run["losses"].items()}
+      run["exact"] = dict.fromkeys(run["losses"], 0.0)
+    said = section_sweep.texts({**result, "steps": 1, "tokens_per_step": 1, "config": "c", "commit": "", "device": ""})
+    self.assertEqual([table.splitlines()[::2] for table in said[1:3]], [
+        ["| accuracy of the labels at lr | 1 | 2 |", "| a | 0.613 ± 0.159 | 0.738 ± 0.159 |"],
+        ["| exact windows at lr | 1 | 2 |", "| a | 0.000 ± <0.001 | 0.000 ± <0.001 |"]])
 
   def test_a_rate_without_a_run_leaves_the_sensitivity_open(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": []}})
