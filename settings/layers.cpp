@@ -98,9 +98,6 @@ std::string layer_problem(const Config& c, const std::string& entry) {
       without_effect = format("%s and %s need %s; set it, or remove these words", usual, other, effective_when.what);
     names.insert(names.end(), {usual, other});
   }
-  bool all_joined = std::ranges::all_of(c.layers, [](auto& other) { return layer_entry(other).has("joined"); });
-  if (all_joined && without_effect.empty())
-    without_effect = "joined in all entries leaves no layer whose documents are separate; remove attention.documents";
   if (!wrong) return without_effect.empty() ? "" : named + without_effect;
   std::string hint = did_you_mean(kind, names);
   for (const std::string& piece : split(kind, '_'))

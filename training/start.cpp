@@ -240,7 +240,10 @@ static std::vector<int> sampled_documents(std::vector<Shard> shards, int T, cons
 void sample_documents(Config& config, const Data& data, bool first) {
   bool training = !data.train.empty();
   const std::vector<Shard>& shards = training ? data.train : data.val;
-  if (config.attention.documents == Documents::joined || shards.empty()) return;
+  bool separates = false;  // in some layer
+  for (int l = 0; l < config.model.layers; l++)
+    separates = separates || config.layer(l).attention.documents == Documents::separate;
+  if (!separates || shards.empty()) return;
   int T = training ? config.model.context : *std::ranges::min_element(config.eval.lengths);
   int64_t separators = 0;
   std::vector<int> lengths = sampled_documents(shards, T, config, separators);

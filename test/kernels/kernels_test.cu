@@ -415,7 +415,10 @@ TYPED_TEST(KernelTest, LogitsAboveTheTargets) {
       DeviceArray<int> above(n);
       token_losses<T>(losses, above, DeviceArray<T>(logits), DeviceArray<int>(targets), n, V, Vp, nullptr);
       std::vector<int> found = above.download();
-      for (int row = 3; row < n; row += 7) EXPECT_GT(found[row], 0), found[row] = expected[row];
+      for (int row = 3; row < n; row += 7) {
+        EXPECT_GT(found[row], 0);
+        found[row] = expected[row];
+      }
       EXPECT_EQ(found, expected) << V;
       for (int row = 5; row < n; row += 7) EXPECT_EQ(losses.download()[row], 0);
     }
