@@ -146,8 +146,8 @@ static int separator_of(const std::optional<RunState>& state) {
 
 // The token between documents: data.separator, else the checkpoint's that is resumed, else that of the tokenizer for
 // texts, else what X.json says of the shards; where none says anything and the model may be one of GPT-2 tokens,
-// theirs; else that of `init`.
-static int end_of_text(const Config& config, const Data& data, int of_checkpoint, int of_init) {
+// theirs.
+static int end_of_text(const Config& config, const Data& data, int of_checkpoint) {
   constexpr int GPT2_TOKENS = 50257;
   if (config.data.separator >= 0) return config.data.separator;
   if (of_checkpoint >= 0) return of_checkpoint;
@@ -156,16 +156,16 @@ static int end_of_text(const Config& config, const Data& data, int of_checkpoint
   if (made_by && made_by->end_of_text >= 0) return made_by->end_of_text;
   bool may_be_gpt2 = made_by ? made_by->name == "gpt2" && made_by->tokens == 0  // an older X.json
                              : config.generate.tokenizer == TokenizerKind::gpt2 && !data.tokenizer;
-  if (may_be_gpt2 && vocabulary_fits(GPT2_TOKENS, config.model.vocab)) return GPT2_TOKENS - 1;
-  return of_init;
+  return may_be_gpt2 && vocabulary_fits(GPT2_TOKENS, config.model.vocab) ? GPT2_TOKENS - 1 : -1;
 }
 
 static void find_separator(const Flags& flags, Config& config, const Data& data) {
-  int of_checkpoint = -1, of_init = -1;
-  if (flags.resuming) of_checkpoint = separator_of(newest_state(named_resume_point(flags.resume, config.name)));
-  else if (!config.init.empty()) of_init = separator_of(read_state(named_folder(config.init).path));
-  config.end_of_text = end_of_text(config, data, of_checkpoint, of_init);
-  bool separates = config.attention.documents == Documents::separate, fits = config.end_of_text < config.model.vocab;
+  bool separates = config.attention.documents == Documents::separate;
+  int of_checkpoint = flags.resuming ? separator_of(newest_state(named_resume_point(flags.resume, config.name))) : -1;
+  config.end_of_text = end_of_text(config, data, of_checkpoint);
+  if (separates && config.end_of_text < 0 && !flags.resuming && !config.init.empty())
+    config.end_of_text = separator_of(read_state(named_folder(config.init).path));
+  bool fits = config.end_of_text < config.model.vocab;
   if (separates && !(fits && config.end_of_text >= 0)) {
     std::string said = fits ? "no tokenizer of these data says one"
                             : format("these data say %d, which is not a token of model.vocab = %d", config.end_of_text,
