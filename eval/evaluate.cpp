@@ -153,8 +153,8 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size()), above(inputs.size());
   size_t outputs = config.model.head.outputs;
   std::vector<float> losses(inputs.size()), values(inputs.size() * outputs);
-  bool by_window = config.train.label_mean == LabelMean::sequence;  // a window weighs as many as it has positions
-  Sums loss, labels, right;                                         // right: the target is the likeliest token
+  bool by_sequence = config.train.label_mean == LabelMean::sequence;  // a window weighs as many as it has positions
+  Sums loss, labels, right;                                           // right: the target is the likeliest token
   for (Sums* sums : {&loss, &labels, &right})
     *sums = {std::vector<double>(counted, 0.0), std::vector<double>(windows, 0.0)};
   auto add_batch = [&](int64_t window, int count) {
@@ -165,7 +165,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
       const int* target = &targets[first_counted];
       double found = double(counted - std::count(target, target + counted, -1));
       if (found == 0) continue;
-      double weight = by_window ? counted / found : 1;
+      double weight = by_sequence ? counted / found : 1;
       for (int t = 0; t < counted; t++) {
         auto add = [&](Sums& sums, double number) {
           sums.by_position[t] += weight * number;
@@ -219,7 +219,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   if (outputs == 0) {
     report.perplexity = std::exp(report.loss);
     // From the windows, whose numbers are whole, so that no number of ranks changes a bit.
-    double share = by_window ? mean_of(accurate) : sum(right.by_window, 0, int(windows)) / double(report.tokens);
+    double share = by_sequence ? mean_of(accurate) : sum(right.by_window, 0, int(windows)) / double(report.tokens);
     report.accuracy = {share, standard_error(accurate)};
     report.exact = {mean_of(exact), standard_error(exact)};
     for (auto [from, to] : bins) report.accuracy_by_position.push_back(mean(right, from, to));

@@ -30,8 +30,13 @@ import os
 import re
 
 from lib import shards
-from lib.common import ArgumentParser, Progress, UserError, run, whole_files
+from lib.common import ArgumentParser, Progress, UserError, run, stop, whole_files
 from lib.shards import NO_LABEL
+
+try:
+  import numpy as np
+except ImportError as error:
+  stop(f"{error}; use the Python that scripts/install_deps.sh installed it for (/usr/bin/python3)")
 
 CHUNK = 4096  # samples made at once
 WRITE, READ, IGNORE, BITS = 0, 1, 2, 3
@@ -39,7 +44,7 @@ BEGIN, AGAIN, PAD, LETTERS, ALPHABET = 0, 1, 2, 3, 26
 POP, SYMBOLS, DEPTH = 0, 8, 8
 
 
-def distinct(np, rng, n, count, choices):
+def distinct(rng, n, count, choices):
   """[n, count] of 0 to choices - 1, without repeats in a row, by Floyd's algorithm."""
   drawn = np.full((n, count), -1)
   for k, last in enumerate(range(choices - count, choices)):
@@ -48,11 +53,11 @@ def distinct(np, rng, n, count, choices):
   return rng.permuted(drawn, axis=1)
 
 
-def mqar(np, rng, n, args):
+def mqar(rng, n, args):
   L, D, half = args.length, args.pairs, args.vocab // 2
   tokens = (rng.integers(args.vocab, size=(n, L)) if args.fill == "random" else np.zeros((n, L))).astype(np.uint16)
   labels = np.full((n, L), NO_LABEL, np.uint16)
-  keys, values = 1 + distinct(np, rng, n, D, half - 1), half + distinct(np, rng, n, D, args.vocab - half)
+  keys, values = 1 + distinct(rng, n, D, half - 1), half + distinct(rng, n, D, args.vocab - half)
   tokens[:, 0:2 * D:2], tokens[:, 1:2 * D:2] = keys, values
   # In the order of exponential numbers over their weights: drawn one by one, each by the weights of those left.
   places = (L - 2 * D) // 2
@@ -63,10 +68,9 @@ def mqar(np, rng, n, args):
   return tokens, labels
 
 
-def flipflop(np, rng, n, args):
-  half = args.length // 2
-  ignored, written = args.ignored, (1 - args.ignored) / 2
-  instructions = rng.choice([IGNORE, WRITE, READ], p=[ignored, written, 1 - ignored - written], size=(n, half))
+def flipflop(rng, n, args):
+  half, share = args.length // 2, (1 - args.ignored) / 2
+  instructions = rng.choice([IGNORE, WRITE, READ], p=[args.ignored, share, share], size=(n, half))
   instructions[:, 0], instructions[:, -1] = WRITE, READ
   bits = rng.integers(2, size=(n, half))
   last = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(half), 0), axis=1)
@@ -77,7 +81,7 @@ def flipflop(np, rng, n, args):
   return tokens, labels
 
 
-def copy(np, rng, n, args):
+def copy(rng, n, args):
   size = rng.integers(args.least, args.most + 1, size=(n, 1))
   letters = LETTERS + rng.integers(ALPHABET, size=(n, args.most))
   at = np.broadcast_to(np.arange(args.length), (n, args.length))
@@ -89,7 +93,7 @@ def copy(np, rng, n, args):
   return tokens, labels
 
 
-def induction(np, rng, n, args):
+def induction(rng, n, args):
   L, rows = args.length, np.arange(n)
   asked = rng.integers(args.vocab, size=n)
   tokens = rng.integers(args.vocab - 1, size=(n, L))
@@ -101,7 +105,7 @@ def induction(np, rng, n, args):
   return tokens, labels
 
 
-def stack(np, rng, n, args):
+def stack(rng, n, args):
   rows, depth, held = np.arange(n), np.zeros(n, int), np.zeros((n, DEPTH + 1), int)
   tokens, labels = np.empty((n, args.length), int), np.full((n, args.length), NO_LABEL)
   for t in range(args.length):
@@ -138,20 +142,21 @@ def check(args):
       (vocab and not vocab <= args.vocab <= NO_LABEL,
        f"--vocab {getattr(args, 'vocab', 0)} is not between {vocab} and {NO_LABEL}"),
       (task == "flipflop" and not 0 <= args.ignored <= 1, "--ignored must be between 0 and 1"),
-      (args.samples < 0 or args.val_samples < 1, "--samples must be 0 or more, and --val-samples 1 or more"),
+      (min(args.samples, args.seed) < 0 or args.val_samples < 1,
+       "--samples and --seed must be 0 or more, and --val-samples 1 or more"),
       (L * max(args.samples, args.val_samples) >= (1 << 31) - 1,
        f"--length {L} x {max(args.samples, args.val_samples)} samples are too many tokens for a shard")):
     if wrong:
       raise UserError(message)
 
 
-def write_split(np, folder, args, split, count, progress):
+def write_split(folder, args, split, count, progress):
   """Whole samples, then one token more: a window needs the token after it as its last target."""
   rng = np.random.default_rng([args.seed, split == "val"])
   files = [shards.Writer(os.path.join(folder, f"{args.name}_{stem}{split}_000000.bin"), kind)
            for stem, kind in (("", "tokens"), ("labels_", "labels"))]
   for begin in range(0, count, CHUNK):
-    for file, made in zip(files, TASKS[args.task][0](np, rng, min(CHUNK, count - begin), args)):
+    for file, made in zip(files, TASKS[args.task][0](rng, min(CHUNK, count - begin), args)):
       file.write(np.ascontiguousarray(made, "<u2").tobytes())
     progress.add(min(CHUNK, count - begin))
   for file, last in zip(files, (0, NO_LABEL)):
@@ -175,17 +180,13 @@ def main():
     made.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   args = parser.parse_args()
   check(args)
-  try:
-    import numpy as np
-  except ImportError:
-    raise UserError("needs numpy; scripts/install_deps.sh installs it for /usr/bin/python3")
   vocab = TASKS[args.task][2] or args.vocab
   splits = {split: count for split, count in (("train", args.samples), ("val", args.val_samples)) if count}
   with whole_files(args.out, re.compile(re.escape(args.name) + r"(_(labels_)?(train|val)_\d{6}\.bin|\.json)"),
                    args.overwrite, "shards of this name, or another --name") as folder:
     progress = Progress(sum(splits.values()), args.task, "samples/s", 1)
     for split, count in splits.items():
-      write_split(np, folder, args, split, count, progress)
+      write_split(folder, args, split, count, progress)
     progress.end()
     sizes = {key: getattr(args, key) for key in TASKS[args.task][1]}
     with open(os.path.join(folder, args.name + ".json"), "w", encoding="utf-8") as file:

@@ -388,10 +388,10 @@ def summary(sweep, members, done, failed):
     name = member.name
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
     ended = run and run.step() == run.steps()
-    losses = {str(n): e.loss for n, e in sorted(metrics.evaluated(run).items())} if ended else {}
-    bits = {str(n): e.bits_per_byte for n, e in metrics.evaluated(run).items() if e.bits_per_byte} if ended else {}
-    labelled = {str(n): e for n, e in metrics.evaluated(run).items() if e.patterns[1]} if ended else {}
-    shares = {key: {n: share for n, e in labelled.items() if (share := getattr(e, key)) is not None}
+    evaluated = {str(n): e for n, e in sorted(metrics.evaluated(run).items())} if ended else {}
+    losses = {n: e.loss for n, e in evaluated.items()}
+    bits = {n: e.bits_per_byte for n, e in evaluated.items() if e.bits_per_byte}
+    shares = {key: {n: share for n, e in evaluated.items() if e.patterns[1] and (share := getattr(e, key)) is not None}
               for key in results.SHARES}
     entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
                     "initial": run and metrics.initial_loss(run),

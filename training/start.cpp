@@ -18,6 +18,7 @@
 #include "data/tokenizer.h"
 #include "eval/diagnostics.h"
 #include "eval/evaluate.h"
+#include "settings/table.h"
 #include "training/matmul_algorithms.h"
 
 DeviceInfo prepare_device(Config& config, const Ranks& ranks, bool remeasure) {
@@ -240,10 +241,8 @@ static std::vector<int> sampled_documents(std::vector<Shard> shards, int T, cons
 void sample_documents(Config& config, const Data& data, bool first) {
   bool training = !data.train.empty();
   const std::vector<Shard>& shards = training ? data.train : data.val;
-  bool separates = false;  // in some layer
-  for (int l = 0; l < config.model.layers; l++)
-    separates = separates || config.layer(l).attention.documents == Documents::separate;
-  if (!separates || shards.empty()) return;
+  if (config.attention.documents == Documents::joined || shards.empty()) return;
+  if (!some_entry_lacks(config, [](const LayerEntry& entry) { return entry.has("joined"); })) return;
   int T = training ? config.model.context : *std::ranges::min_element(config.eval.lengths);
   int64_t separators = 0;
   std::vector<int> lengths = sampled_documents(shards, T, config, separators);
