@@ -64,8 +64,8 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
       Kp = padded_outputs(config);
   const AttentionSettings a = config.layer(l).attention;
   auto [Z, G, Q] = qkv_columns(m, a);
-  Init zero, one{.constant = 1}, normal{.std = 0.02f};
-  Init residual{.std = 0.02f / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
+  Init zero, one{.constant = 1}, normal{.std = float(m.init_std)};
+  Init residual{.std = normal.std / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
   Init gate = a.gate.weight_init == GateWeights::zero ? zero : normal;
   bool headwise = a.gate.granularity == GateGranularity::headwise;

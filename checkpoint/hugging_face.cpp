@@ -309,7 +309,7 @@ std::string model_config_json(const Config& config) {
                {"vocab_size", m.vocab},
                {"activation_function", "gelu_new"},
                {"layer_norm_epsilon", 1e-5},
-               {"initializer_range", 0.02},
+               {"initializer_range", m.init_std},
                {"attn_pdrop", 0.0},
                {"embd_pdrop", 0.0},
                {"resid_pdrop", 0.0},

@@ -54,6 +54,7 @@ struct Config {
     Position position = Position::rope;
     double rope_base = 10000;
     double rope_fraction = 1;  // p-RoPE
+    double init_std = 0.02;
     struct Head {
       int outputs = 0;  // K; 0 = the output layer of a language model
     } head;

@@ -139,6 +139,8 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     only_with(ROPE_BASE, {"model.rope_base", &m.rope_base, "(0, 1e12]", no, "base of the rotation frequencies"}),
     only_with(ROPE, {"model.rope_fraction", &m.rope_fraction, "[0, 1]", no,
                      "share of the frequencies that rotate, highest first (p-RoPE)"}),
+    {"model.init_std", &m.init_std, "(0, 1]", no,
+     "standard deviation of random weights; / sqrt(2 layers) where a product adds to the residual stream"},
     {"model.head.outputs", &m.head.outputs, "[0, 1024]", no,
      "0: predicts tokens; K: K values for each token, with a squared error, from float32 labels"},
 
@@ -170,7 +172,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     only_with(GATE, {"attention.gate.op", choice(g.op, gate_op_names), "", no, "how the gate acts"}),
     only_with(GATE, {"attention.gate.position", choice(g.position, gate_position_names), "", no, "what it acts on"}),
     only_with(GATE, {"attention.gate.weight_init", choice(g.weight_init, gate_weights_names), "", no,
-                     "its initial weights: normal 0.02, or zero"}),
+                     "its initial weights: normal, as the model's, or zero"}),
     only_with(GATE, {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"}),
     only_with(GATE_BIAS, {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"}),
 

@@ -35,15 +35,15 @@ class PlusGPTConfig(PretrainedConfig):
   attribute_map = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd",
                    "max_position_embeddings": "n_positions"}
 
-  def __init__(self, plusgpt=None, **others):
-    self.plusgpt = plusgpt
+  def __init__(self, plusgpt=None, initializer_range=0.02, **others):
+    self.plusgpt, self.initializer_range = plusgpt, initializer_range
     super().__init__(**others)
 
 
 class Projection(nn.Module):
   """x W + b, with W [inputs, outputs] as GPT-2's files hold it."""
 
-  def __init__(self, inputs, outputs, std=0.02, bias=0.0):
+  def __init__(self, inputs, outputs, std, bias=0.0):
     super().__init__()
     self.weight = nn.Parameter(std * torch.randn(inputs, outputs))
     self.bias = None if bias is None else nn.Parameter(torch.full((outputs,), float(bias)))
@@ -208,13 +208,14 @@ class Attention(nn.Module):
     self.output_norm = "none" if sums_to_1 else attention.get("output_norm", "none")
     self.context, self.shape = config.n_positions, (H, model["head_dim"])
     A = H * model["head_dim"]
-    self.c_attn = Projection(C, 3 * A)
-    self.c_proj = Projection(A, C, std=0.02 / math.sqrt(2 * config.n_layer))
+    std = config.initializer_range
+    self.c_attn = Projection(C, 3 * A, std)
+    self.c_proj = Projection(A, C, std / math.sqrt(2 * config.n_layer))
     if self.settings.bias in ("fox", "cable"):
-      self.c_decay = Projection(C, H)
+      self.c_decay = Projection(C, H, std)
     if self.gate.activation != "none":
       logits = H if self.gate.granularity == "headwise" else C if self.gate.position == "output" else A
-      self.c_gate = Projection(C, logits, std=0.0 if self.gate.weight_init == "zero" else 0.02,
+      self.c_gate = Projection(C, logits, 0.0 if self.gate.weight_init == "zero" else std,
                                bias=self.gate.bias_init if self.gate.bias else None)
     self.ssmax_scale = nn.Parameter(torch.full((H,), 0.43)) if self.settings.scale == "ssmax" else None
     self.sink = nn.Parameter(torch.zeros(H)) if self.settings.sink == "learned" else None
@@ -253,8 +254,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
   def __init__(self, config):
     super().__init__()
-    self.c_fc = Projection(config.n_embd, config.n_inner)
-    self.c_proj = Projection(config.n_inner, config.n_embd, std=0.02 / math.sqrt(2 * config.n_layer))
+    std = config.initializer_range
+    self.c_fc = Projection(config.n_embd, config.n_inner, std)
+    self.c_proj = Projection(config.n_inner, config.n_embd, std / math.sqrt(2 * config.n_layer))
 
   def forward(self, x):
     return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
@@ -284,15 +286,15 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     super().__init__(config)
     C = config.n_embd
     self.wte = nn.Embedding(config.vocab_size, C)
-    nn.init.normal_(self.wte.weight, std=0.02)
+    nn.init.normal_(self.wte.weight, std=config.initializer_range)
     self.wpe = None
     if config.plusgpt["model"]["position"] == "learned":
       self.wpe = nn.Embedding(config.n_positions, C)
-      nn.init.normal_(self.wpe.weight, std=0.02)
+      nn.init.normal_(self.wpe.weight, std=config.initializer_range)
     self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
     self.ln_f = nn.LayerNorm(C, eps=config.layer_norm_epsilon)
     outputs = config.plusgpt["model"].get("head", {}).get("outputs", 0)
-    self.head = Projection(C, outputs) if outputs else None
+    self.head = Projection(C, outputs, config.initializer_range) if outputs else None
     self.loss_type = None if outputs else "ForCausalLM"  # the Trainer counts labels[:, 1:], which have predictions
     self.post_init()
 

@@ -39,7 +39,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
   "name": "run", "seed": 1337, "init": "", "init_missing": "make", "precision": "", "threads": 0,
   "model": {"layers": 12, "heads": 12, "channels": 768, "head_dim": 64, "context": 1024,
             "vocab": 50257, "mlp_ratio": 4, "position": "rope", "rope_base": 10000,
-            "rope_fraction": 1, "head": {"outputs": 0}},
+            "rope_fraction": 1, "init_std": 0.02, "head": {"outputs": 0}},
   "attention": {"variant": "softmax", "qk_norm": "none", "scale": "rsqrt_d",
                 "kind": "softmax", "output_norm": "none", "sink": "none", "window": 0,
                 "sink_tokens": 0, "documents": "joined", "bias": "none", "layers": [],
