@@ -188,7 +188,8 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
     return std::accumulate(&numbers[from], numbers.data() + to, 0.0);
   };
   auto mean = [&](const Sums& sums, int from, int to) {
-    return sum(sums.by_position, from, to) / sum(labels.by_position, from, to);
+    double found = sum(sums.by_position, from, to) / sum(labels.by_position, from, to);
+    return std::isnan(found) ? NAN : found;  // without a sign, which would be printed
   };
   EvalReport report;
   std::vector<double> accurate, exact;  // shares, of the windows that have labels

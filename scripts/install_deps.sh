@@ -14,7 +14,7 @@ packages=(g++ make nlohmann-json3-dev libcli11-dev libopenblas-dev libpcre2-dev
 optional=(bible-kjv libdnnl-dev)
 while [ $# -gt 0 ]; do
   case "$1" in
-    --tests) packages+=(libgtest-dev) ;;
+    --tests) packages+=(libgtest-dev xz-utils) ;;
     -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "install_deps.sh: unknown argument \"$1\" (--tests, --help)" >&2; exit 2 ;;
   esac
