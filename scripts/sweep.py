@@ -79,6 +79,7 @@ ENTRIES = {  # of a sweep's file, and of each of its sizes: whether a value is g
     "axes": (lambda value: isinstance(value, dict), "an object of axes"),
     "seeds": (lambda value: results.WHOLES[0](value) and different(value), "a list of different whole numbers, from 0"),
     "chart": results.CHART,
+    "best_of": results.TEXT,
     "sizes": (lambda value: isinstance(value, dict) and all(map(NAME[0], value)), "an object of sizes, by name"),
 }
 
@@ -131,23 +132,29 @@ def read_sweep(path, arguments):
   size = checked(f"{path}: sizes: {arguments.size}", sizes[arguments.size]) if arguments.size else {}
   own_set = texts_of({**sweep.get("set", {}), **size.get("set", {})})
   stem = os.path.splitext(os.path.basename(path))[0]
-  sweep = {"name": stem, "config": "configs/quickstart.json", "axes": {}, "seeds": [1337], "chart": "lines",
-           **sweep, **size}
+  own_axes, size_axes = sweep.get("axes", {}), size.get("axes", {})
+  chosen = [(axis, [*map(text, labels)]) for axis, labels in size_axes.items()
+            if isinstance(labels, list) and isinstance(own_axes.get(axis), dict)]
+  sweep = {"name": stem, "config": "configs/quickstart.json", "seeds": [1337], "chart": "lines", "best_of": "",
+           **sweep, **size, "axes": {**own_axes, **{k: v for k, v in size_axes.items() if k not in dict(chosen)}}}
   sweep = checked(path, {**sweep, "set": {**own_set, **dict(arguments.set)}})
   sweep["seeds"] = arguments.seeds or sweep["seeds"]
   sweep["config"] = arguments.config or sweep["config"]
   if os.path.isdir(sweep["config"]):
     sweep["config"] = os.path.join(sweep["config"], "config.json")
-  axes, names = axes_of(path, sweep, arguments.axis)
+  axes, names = axes_of(path, sweep, [*chosen, *arguments.axis])
   if not axes:
     raise UserError(f"{path}: axes: name at least one, with values")
+  if sweep["best_of"] and sweep["best_of"] not in [*axes][sweep["chart"] != "lengths":]:
+    raise UserError(f"{path}: best_of: {sweep['best_of']} is not one of the axes that make rows")
   own = {key for values in axes.values() for chosen in values.values() for key in chosen}
   if taken := sorted(own & {"name", "seed"}):
     raise UserError(f"{path}: axes: {taken[0]}: the sweep itself gives each run a {taken[0]}; " + (
         'list the seeds in "seeds", or with --seeds' if taken[0] == "seed" else "remove it"))
   own |= {"name", "seed"}
   own |= {"attention.kind"} if "attention.variant" in own else set()
-  if mine := sorted(own & set(sweep["set"])):
+  base = {key for key in own_set if only_evaluates(key)}  # of the trained runs; an axis may ask others
+  if mine := sorted(own & (set(sweep["set"]) - base | dict(arguments.set).keys())):
     raise UserError(f"--set {mine[0]}={sweep['set'][mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; "
                     "use --axis and --seeds")
   return {**sweep, "size": arguments.size or "", "axes": axes, "own_set": own_set, "names": names}
@@ -161,7 +168,7 @@ def short(name, room):
 
 
 def only_evaluates(key):
-  return key.startswith("eval.") and key != "eval.every"
+  return key in ("data.val", "data.val_labels") or key.startswith("eval.") and key != "eval.every"
 
 
 def identity(found, evaluates):
@@ -179,9 +186,11 @@ def identity(found, evaluates):
 def evaluated_otherwise(name, found):
   """Whether a run made all its steps, but was evaluated with other settings than those of ./train's rows."""
   run = trained(name) and read_run(name)
-  was = run.own.evaluation if run and run.own else {}
-  return any(was.get(key, value) != value for key, value in nested(found).get("eval", {}).items()
-             if key not in ("every", "batch"))
+  if not run or not run.own:
+    return False
+  was = {"eval": run.own.evaluation, "data": dict(zip(("val", "val_labels"), run.own.patterns))}
+  return any(was[part].get(key, value) != value for part in was for key, value in nested(found).get(part, {}).items()
+             if only_evaluates(f"{part}.{key}") and key != "batch")
 
 
 def members_of(program, sweep):
@@ -399,9 +408,9 @@ def summary(sweep, members, done, failed):
                     "losses": losses, "bits_per_byte": bits, **shares, "clipped": run and metrics.clipped(run)})
   return {"name": sweep["name"], "size": sweep["size"], "config": sweep["config"], "set": sweep["set"],
           "seeds": sweep["seeds"], "axes": {axis: list(values) for axis, values in sweep["axes"].items()},
-          "chart": sweep["chart"], "mode": metrics.section(config, "eval").get("mode", "windows"),
-          "commit": first.start.get("commit"), "device": first.start.get("device"),
-          "command": shlex.join(["python3", *sys.argv]),
+          "chart": sweep["chart"], "best_of": sweep["best_of"],
+          "mode": metrics.section(config, "eval").get("mode", "windows"), "commit": first.start.get("commit"),
+          "device": first.start.get("device"), "command": shlex.join(["python3", *sys.argv]),
           "context": first.context(), "steps": values("train", "steps"), "tokens_per_step": values("batch", "tokens"),
           "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
 

@@ -541,13 +541,15 @@ def judged(run: Run) -> str:
   if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
     return ""
   config = run.config
-  fresh = not config.get("init") and not section(section(config, "model"), "head").get("outputs")
+  regression = section(section(config, "model"), "head").get("outputs")
+  fresh = not (config.get("init") or regression or section(config, "data").get("labels"))
   if first is not None and last.loss > first - (0.5 if fresh else 0):
     return "the validation loss ended at %.3f, from %.3f" % (last.loss, first)
   width = len(losses) // 20
   mean_of = window_means(losses)
   *earlier, end = [mean_of(first, first + width) for first in range(len(losses) - width + 1)]
-  return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > 1.05 * min(earlier) else ""
+  rise = 0.05 * (min(earlier) if regression else max(min(earlier), 1))  # nats near 0 double without meaning anything
+  return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > min(earlier) + rise else ""
 
 
 def differing(runs: list[Run]) -> list[str]:

@@ -54,7 +54,9 @@ def read(path: str) -> dict:
   if isinstance(result, dict):
     result.setdefault("mode", "windows")  # of older results, which may lack "set" too
     result.setdefault("set", {})
+    result.setdefault("best_of", "")
   check(result if isinstance(result, dict) else {}, RESULT)
+  check(result, {"best_of": (lambda axis: axis in ("", *result["axes"]), "one of the axes")})
   axes = {"labels": (lambda labels: isinstance(labels, dict) and labels.keys() == result["axes"].keys() and all(
       label in result["axes"][axis] for axis, label in labels.items()), "one of the labels of each axis")}
   for number, entry in enumerate(result["runs"]):

@@ -12,17 +12,25 @@ from lib.sections import Section, Text
 Cell = collections.namedtuple("Cell", "losses capped diverged")
 
 
+def x_axis(result: dict) -> str | None:
+  """The axis whose values are the columns; None if these are lengths."""
+  return None if result["chart"] == "lengths" else next(iter(result["axes"]))
+
+
+def row_of(entry: dict, *columns: str | None) -> str:
+  return ", ".join(label for axis, label in entry["labels"].items() if axis not in columns) or "loss"
+
+
 def grid(result: dict) -> dict[str, dict[str, Cell]]:
   """{row: {column: Cell}}, both as text: a row is a combination of the axes but the one along x, a column a length or a
   value of that axis."""
-  by_length = result["chart"] == "lengths"
-  x = None if by_length else next(iter(result["axes"]))
+  by_length, x = result["chart"] == "lengths", x_axis(result)
   others = [values for axis, values in result["axes"].items() if axis != x]
   columns = [str(length) for length in result["lengths"]] if by_length else result["axes"][x]
   rows = {", ".join(labels) or "loss": {column: Cell({}, {}, 0) for column in columns}
           for labels in itertools.product(*others)}
   for entry in result["runs"]:
-    row = rows[", ".join(label for axis, label in entry["labels"].items() if axis != x) or "loss"]
+    row = rows[row_of(entry, x)]
     for column in columns if by_length else [entry["labels"][x]]:
       losses, capped, diverged = row[column]
       loss = entry["losses"].get(column) if by_length else entry["loss"]
@@ -51,6 +59,25 @@ def best(row: dict[str, Cell]) -> tuple[str, Cell] | None:
   """(column, Cell) with the lowest mean loss among those in which no run diverged, or None."""
   found = {column: cell for column, cell in row.items() if cell.losses and not cell.diverged}
   return min(found.items(), key=lambda item: (statistics.mean(item[1].losses.values()), item[0])) if found else None
+
+
+def at_best(result: dict) -> tuple[dict, dict[str, str]]:
+  """(the results without the axis best_of, {row: its best value}): of each row, the runs with the value of the lowest
+  mean loss in the first column, or with the first value if all diverged."""
+  best_of, x = result.get("best_of"), x_axis(result)
+  if not best_of:
+    return result, {}
+
+  def along(axes, runs):
+    return {**result, "axes": {axis: result["axes"][axis] for axis in axes},
+            "runs": [{**entry, "labels": {axis: entry["labels"][axis] for axis in axes}} for entry in runs]}
+
+  rest = [axis for axis in result["axes"] if axis not in (best_of, x)]
+  first = [entry for entry in result["runs"] if not x or entry["labels"][x] == result["axes"][x][0]]
+  rows = grid({**along([best_of, *rest], first), "chart": "lines"})
+  chosen = {row: (best(cells) or result["axes"][best_of])[0] for row, cells in rows.items()}
+  kept = [entry for entry in result["runs"] if entry["labels"][best_of] == chosen[row_of(entry, x, best_of)]]
+  return along([axis for axis in result["axes"] if axis != best_of], kept), chosen
 
 
 def loss_name(result: dict) -> str:
@@ -86,8 +113,8 @@ def paired(one: dict[int, float], other: dict[int, float]) -> str:
   return variants.mean_text([one[seed] - other[seed] for seed in one if seed in other], "{:+.3f}")
 
 
-def difference_table(result: dict) -> tables.Table | str:
-  """Same seed, same order of data: the rows less the first one. "" for a single row."""
+def difference_table(result: dict, name: str = "in nats") -> tables.Table | str:
+  """Same seed, same order of data: the rows less the first one. "" for a single row. name: of what is measured."""
   (first, base), *others = grid(result).items()
   lr = result["chart"] == "lr"
   lines, counts = [], set()  # of seeds that both have
@@ -98,7 +125,7 @@ def difference_table(result: dict) -> tables.Table | str:
                  + lr * [paired(tops[1][1].losses, tops[0][1].losses) if all(tops) else "-"])
     counts |= {len(one.keys() & other.keys()) for one, other in pairs} - {0}
   seeds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
-  head = "difference in nats" + (f", paired by seed, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
+  head = f"difference {name}" + (f", paired by seed, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
   return tables.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
 
 
@@ -122,11 +149,18 @@ MEASURES = {"bits_per_byte": "bits per byte", "accuracy": "accuracy of the label
 
 
 def texts(result: dict) -> list[str]:
-  """The tables, then what the figures are of and what ± is."""
+  """The tables, then what the figures are of and what ± is. Differences are of accuracies, where labels have them."""
+  said = note(result)
+  result, chosen = at_best(result)
+  if chosen:
+    said += (f" Each row has its best {result['best_of']}, by the mean loss in the first column: "
+             f"{', '.join(f'{row} {value}' for row, value in chosen.items())}.")
   interval = f" {metrics.INTERVAL}." * any(" ± " in cell for row in table(result).rows for cell in row)
-  others = [(name, measured_by(key, result)) for key, name in MEASURES.items()]
-  return list(filter(None, (table(result), *(found and table(found, name) for name, found in others),
-                            difference_table(result), note(result) + interval)))
+  others = {key: (name, found) for key, name in MEASURES.items() if (found := measured_by(key, result))}
+  differences = (difference_table(others["accuracy"][1], "of accuracy") if "accuracy" in others
+                 else difference_table(result))
+  return list(filter(None, (table(result), *(table(found, name) for name, found in others.values()), differences,
+                            said + interval)))
 
 
 # ------------------------------------------------------------------------------------------------------------ the chart
@@ -157,6 +191,11 @@ def of_key(key: str) -> str:
 
 
 def draw(result, axes):
+  """Accuracies, where labels have them, otherwise losses."""
+  what = f"{loss_name(result)} (nats per token)"
+  result, _ = at_best(result)
+  if accuracies := measured_by("accuracy", result):
+    result, what = accuracies, MEASURES["accuracy"]
   rows, kind = grid(result), result["chart"]
   columns, cells = list(next(iter(rows.values()))), [cell for row in rows.values() for cell in row.values()]
   try:
@@ -185,7 +224,7 @@ def draw(result, axes):
     axes.set_xticks(places, [*map(drawing.in_text, columns)], rotation=25 if crowded else 0)
     axes.minorticks_off()
   spread = "95% interval" if kind in ("lengths", "bars") else "range"
-  axes.set(xlabel=drawing.in_text(x), ylabel=f"{loss_name(result)} (nats per token)",
+  axes.set(xlabel=drawing.in_text(x), ylabel=what,
            title=f"Mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "One seed")
 
 

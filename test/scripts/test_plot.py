@@ -394,6 +394,12 @@ class Plot(ScriptTest):
         self.assertEqual([bar.get_height() for bar in axes.patches], [1.0, 2.0] * 2)
       elif chart != "lengths":
         self.assertEqual(axes.lines[0].get_xydata().tolist(), [[1, 1.0], [2, 2.0]])
+      for run in runs:
+        run["accuracy"] = {"16": float(run["labels"]["x"]) / 4}
+      shares = self.axes_of(functools.partial(section_sweep.draw, {**result, "context": 16}))
+      self.assertEqual(shares.get_ylabel(), "accuracy of the labels")
+      if chart == "lr":
+        self.assertEqual(shares.lines[0].get_xydata().tolist(), [[1, 0.25], [2, 0.5]])
       self.assertEqual(section_sweep.of_key("optimizer.lr"), "learning rate (optimizer.lr)")
       drawing.legend(axes)
       shown = [text.get_text() for text in axes.get_legend().get_texts()]

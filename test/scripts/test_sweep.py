@@ -26,7 +26,7 @@ if sys.argv[-1] == "--print-config":
   defaults = {"attention.kind": settings["attention.variant"], "eval.every": "2", "checkpoint.at_end": "true"}
   for key, value in {**defaults, **given}.items():
     value = value if value.isdigit() or value in ("true", "false") else json.dumps(value)
-    may_change = "; may change" * (key == "name" or key.startswith(("eval.", "log.")))
+    may_change = "; may change" * (key == "name" or key.startswith(("data.val", "eval.", "log.")))
     print(key, value, " ", ("--set" if key in given else "default") + may_change)
   sys.exit(0)
 print(member, sys.argv[-1], file=open("calls", "a"))
@@ -37,6 +37,7 @@ steps, loss = int(settings.get("train.steps", 4)), float(settings["seed"])
 config = {"model": {"context": 16}, "train": {"steps": steps}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
 given = json.load(open(sys.argv[1]))
 config["eval"].update({key[5:]: json.loads(value) for key, value in given.items() if key.startswith("eval.")})
+config["data"] = {key[5:]: value for key, value in settings.items() if key.startswith("data.")}
 if settings.get("eval.mode"):
   config["eval"]["mode"] = settings["eval.mode"]
 if "--eval" in sys.argv:  # 10 more than the run's own
@@ -207,6 +208,33 @@ class Series(ScriptTest):
                                       ["a1 --resume"]))
     self.assertEqual(self.sweep("--set", "x=3", "--seeds", "1", code=1, a1="3")[1], ["a1 --resume"])
 
+  def test_other_data_are_evaluations_of_the_same_weights(self):
+    self.sweep_file(set={"attention.variant": "a", "data.val": "v"},
+                    axes={"asked": {"as trained": {}, "longer": {"data.val": "w", "data.val_labels": "l"}}})
+    calls = self.sweep("--seeds", "1")[1]
+    first, = [name for name in os.listdir(self.path("runs")) if name.startswith("s_as-trained")]
+    self.assertEqual(calls, ["a1 --resume", f"a1 runs/{first}"])
+    self.assertEqual(self.sweep("--seeds", "1")[1], [])
+    self.assertEqual(self.sweep("--seeds", "1", "--set", "x=1", "--axis", "asked=as trained")[1], ["a1 --resume"])
+    self.sweep("--seeds", "1", "--set", "data.val=x", code=2)
+    self.assert_error("the sweep sets data.val")
+
+  def test_a_size_changes_some_axes(self):
+    named = {label: {"attention.variant": label} for label in "abc"}
+    self.sweep_file(axes={"lr": [1, 2], "attention": named}, seeds=[1], sizes={
+        "one": {"axes": {"lr": [3]}}, "few": {"axes": {"attention": ["c", "a"]}}, "more": {"axes": {"x": ["y"]}},
+        "wrong": {"axes": {"attention": ["d"]}}})
+    for size, names in (("one", ["s_3_a_1", "s_3_b_1", "s_3_c_1"]),
+                        ("few", ["s_1_c_1", "s_1_a_1", "s_2_c_1", "s_2_a_1"]),
+                        ("more", [f"s_{lr}_{label}_y_1" for lr in "12" for label in "abc"])):
+      self.assertEqual([name[:-9] for name, _ in self.plan("--size", size)], names)
+    self.plan("--size", "wrong", code=2)
+    self.assert_error("axis attention: d is not one of a, b, c")
+    for chart, best_of in (("lines", "lr"), ("lines", "z"), ("lengths", "z")):
+      self.sweep_file(axes={"lr": [1, 2], "attention": named}, chart=chart, best_of=best_of)
+      self.plan(code=2)
+      self.assert_error(f"best_of: {best_of} is not one of the axes that make rows")
+
   def plan(self, *flags, **options):
     said = self.run_script("sweep.py", "s.json", "--plan", *flags, cwd=self.folder,
                            env={**os.environ, "TRAIN": "./train"}, **options)
@@ -354,6 +382,16 @@ class Judgement(ScriptTest):
       self.assertEqual(metrics.judged(self.run_of([0.3] * 100, 0.4, 0.3, **settings)), "")
       self.assertRegex(metrics.judged(self.run_of([0.3] * 100, 0.4, 0.5, **settings)), "ended at 0.500, from 0.400")
 
+  def test_divergence_of_labels(self):
+    """Few nats are to be won, and losses near 0 double without meaning anything."""
+    for data, end, why in (({"labels": "l"}, 0.05, ""), ({}, 0.05, "ended at 0.300, from 0.500"),
+                           ({"labels": "l"}, 0.07, "rose from 0.010 to 0.070")):
+      run = self.run_of([0.3] * 50 + [0.01] * 40 + [end] * 10, 0.5, 0.3, data=data)
+      self.assertRegex(metrics.judged(run), why or "^$")
+    regression = {"model": {"context": 16, "head": {"outputs": 2}}}
+    run = self.run_of([0.01] * 90 + [0.02] * 10, 0.5, 0.02, **regression)  # whose losses have any size
+    self.assertRegex(metrics.judged(run), "rose from 0.010 to 0.020")
+
   def test_clipped_and_spikes(self):
     self.assertEqual(metrics.clipped(self.run_of([0.5, 1.5, 1.0, 2.0], 6, 3)), 0.5)
     values = [1.0 + i % 2 for i in range(328)]  # mean 1.5, deviation 0.5
@@ -418,6 +456,30 @@ class Tables(unittest.TestCase):
     self.assertEqual([table.splitlines()[::2] for table in said[1:3]], [
         ["| accuracy of the labels at lr | 1 | 2 |", "| a | 0.613 ± 0.159 | 0.738 ± 0.159 |"],
         ["| exact windows at lr | 1 | 2 |", "| a | 0.000 ± <0.001 | 0.000 ± <0.001 |"]])
+
+  def test_rows_at_their_best_rate(self):
+    """By the losses of the first column, though accuracies and another column would choose otherwise."""
+    losses = {("a", "1"): [2.0, 2.2, 1.0], ("a", "2"): [2.5, 2.5, 0.5], ("b", "1"): [3.0, None, 3.0],
+              ("b", "2"): [3.5, 3.5, 3.5], ("c", "1"): [None, None, None], ("c", "2"): [None, None, None]}
+    runs = [{"labels": {"asked": asked, "lr": lr, "kind": kind}, "seed": seed, "initial": 6.0, "loss": loss,
+             "state": "diverged" if loss is None else "complete", "losses": {} if loss is None else {"16": loss},
+             "accuracy": {} if loss is None else {"16": loss / 8}, "exact": {}}
+            for (kind, lr), values in losses.items()
+            for asked, chosen in (("trained", values[:2]), ("longer", values[2:] * 2))
+            for seed, loss in enumerate(chosen)]
+    axes = {"asked": ["trained", "longer"], "lr": ["1", "2"], "kind": [*"abc"]}
+    result = {**self.result({"a": {"1": []}}, "lines"), "axes": axes, "runs": runs, "best_of": "lr", "steps": 1,
+              "tokens_per_step": 1, "config": "c", "commit": "", "device": ""}
+    found, accuracies, differences, note = section_sweep.texts(result)
+    self.assertEqual(found.splitlines(), [
+        "| validation loss at asked | trained | longer |", "|---|---|---|",
+        "| a | 2.100 ± 1.271 | 1.000 ± <0.001 |", "| b | 3.500 ± <0.001 | 3.500 ± <0.001 |",
+        "| c | diverged | diverged |"])
+    self.assertEqual(accuracies.splitlines()[2], "| a | 0.263 ± 0.159 | 0.125 ± <0.001 |")
+    self.assertEqual(differences.splitlines()[::2], [
+        "| difference of accuracy, paired by seed, n = 2 | trained | longer |",
+        "| b - a | +0.175 ± 0.159 | +0.312 ± <0.001 |"])
+    self.assertIn("best lr, by the mean loss in the first column: a 1, b 2, c 1. ±", note)
 
   def test_a_rate_without_a_run_leaves_the_sensitivity_open(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": []}})
