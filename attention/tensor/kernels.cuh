@@ -351,7 +351,8 @@ constexpr int tensor_widths[] = {TENSOR_WIDTHS};
 template <class T, class Policy, class Mask> void tensor_forward(const ForwardCall<T>& c) {
   KernelShape shape = kernel_shape<T>(c.call, {c.out, c.qkv});
   with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
-    using Tile = TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, BY_PLACE<Policy>)>;
+    using Tile =
+        TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, BY_PLACE<Policy>, Mask::ADDS && Mask::DOCUMENTS)>;
     LAUNCH((attention_forward_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape), dim3(Tile::THREADS),
            Tile::shared_elements(1) * sizeof(T), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });

@@ -13,11 +13,12 @@
 struct TensorSize {
   int groups, stream;  // groups: of 16 held rows, for each of a block's 4 warps
 };
-constexpr TensorSize tensor_forward_size(int width, int sweeps, bool of_file) {
+constexpr TensorSize tensor_forward_size(int width, int sweeps, bool of_file, bool biased_documents) {
   bool two_outputs = sweeps > 1;                    // in training
   if (two_outputs && width == 128) return {1, 32};  // two outputs of 128 channels leave registers for 32 keys
   if (two_outputs || width > 64) return {1, 64};    // outputs of this size leave registers for one group
   if (of_file) return {1, 64};                      // and so does a formula
+  if (biased_documents) return {2, 32};             // 64 keys would spill on Blackwell
   return {2, 64};                                   // what is read from shared memory serves two products
 }
 constexpr TensorSize tensor_backward_size(int width, int gradient_registers) {
