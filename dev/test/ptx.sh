@@ -18,7 +18,7 @@ run() { # mode, program, filter
 run_all() { # mode
   local program
   rm -f "$build/failed.$1"
-  for program in ptx hopper hopper_operands hopper_turns hopper_heads; do run "$1" "$program" '*'; done
+  for program in ptx hopper hopper_operands hopper_turns hopper_heads documents; do run "$1" "$program" '*'; done
   # Without FULL, kernels without asynchronous work run once: attention's general ones (0 in float32, 1 in bf16),
   # without the long sequences, and all programs other than attention.
   local attention='-*LongOneKey*:AttentionTest/0.Long*:AttentionTest/1.Long*' others=
