@@ -411,6 +411,7 @@ class Report(ScriptTest):
                           ({**result, "context": None}, "context is null"),
                           ({**result, "axes": None}, "axes is null"), ({**result, "lengths": []}, "lengths is []"),
                           ([result], "name is missing"),
+                          ({**result, "best_of": "x"}, 'best_of is "x", must be one of the axes'),
                           ({**result, "runs": [without(entry, "why")]}, "runs[0].why is missing"),
                           ({**result, "runs": [{**entry, "labels": {"lr": "3"}}]}, "runs[0].labels is"),
                           ({**result, "runs": [{**entry, "losses": {"16": "2.5"}}]},
