@@ -133,16 +133,16 @@ def read_sweep(path, arguments):
   own_set = texts_of({**sweep.get("set", {}), **size.get("set", {})})
   stem = os.path.splitext(os.path.basename(path))[0]
   own_axes, size_axes = sweep.get("axes", {}), size.get("axes", {})
-  chosen = [(axis, [*map(text, labels)]) for axis, labels in size_axes.items()
-            if isinstance(labels, list) and isinstance(own_axes.get(axis), dict)]
+  selected = {axis: [*map(text, labels)] for axis, labels in size_axes.items()
+              if isinstance(labels, list) and isinstance(own_axes.get(axis), dict)}
   sweep = {"name": stem, "config": "configs/quickstart.json", "seeds": [1337], "chart": "lines", "best_of": "",
-           **sweep, **size, "axes": {**own_axes, **{k: v for k, v in size_axes.items() if k not in dict(chosen)}}}
+           **sweep, **size, "axes": {**own_axes, **size_axes, **{axis: own_axes[axis] for axis in selected}}}
   sweep = checked(path, {**sweep, "set": {**own_set, **dict(arguments.set)}})
   sweep["seeds"] = arguments.seeds or sweep["seeds"]
   sweep["config"] = arguments.config or sweep["config"]
   if os.path.isdir(sweep["config"]):
     sweep["config"] = os.path.join(sweep["config"], "config.json")
-  axes, names = axes_of(path, sweep, [*chosen, *arguments.axis])
+  axes, names = axes_of(path, sweep, [*selected.items(), *arguments.axis])
   if not axes:
     raise UserError(f"{path}: axes: name at least one, with values")
   if sweep["best_of"] and sweep["best_of"] not in [*axes][sweep["chart"] != "lengths":]:

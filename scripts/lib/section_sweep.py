@@ -156,10 +156,10 @@ def texts(result: dict) -> list[str]:
     said += (f" Each row has its best {result['best_of']}, by the mean loss in the first column: "
              f"{', '.join(f'{row} {value}' for row, value in chosen.items())}.")
   interval = f" {metrics.INTERVAL}." * any(" ± " in cell for row in table(result).rows for cell in row)
-  others = {key: (name, found) for key, name in MEASURES.items() if (found := measured_by(key, result))}
-  differences = (difference_table(others["accuracy"][1], "of accuracy") if "accuracy" in others
-                 else difference_table(result))
-  return list(filter(None, (table(result), *(table(found, name) for name, found in others.values()), differences,
+  others = [(name, measured_by(key, result)) for key, name in MEASURES.items()]
+  accuracies = measured_by("accuracy", result)
+  differences = difference_table(accuracies, "of accuracy") if accuracies else difference_table(result)
+  return list(filter(None, (table(result), *(found and table(found, name) for name, found in others), differences,
                             said + interval)))
 
 
