@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "kernels/elementwise.cuh"
-#include "kernels/reduce.cuh"
 
 // AdamW's numbers that depend only on the step.
 struct AdamWStep {
@@ -107,27 +106,29 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
          master, m, v, grad, grad_scale, n, aligned, step_of(a));
 }
 
-__global__ void step_sums_kernel(float* sums, RowBlock block, size_t begin, size_t end, const float* __restrict__ grad,
+// In float64: how the elements are spread over ranks is not to be seen in the norms of metrics.jsonl.
+__global__ void step_sums_kernel(double* sums, RowBlock block, size_t begin, size_t end, const float* __restrict__ grad,
                                  const float* __restrict__ master, const float* __restrict__ m,
                                  const float* __restrict__ v, AdamWStep s) {
-  __shared__ float shared[ADAMW_THREADS / WARP];
-  float squares[3] = {};
+  __shared__ double shared[3][ADAMW_THREADS];
+  double squares[3] = {};
   for (size_t n = blockIdx.x * size_t(ADAMW_THREADS) + threadIdx.x; n < block.rows * block.columns;
        n += gridDim.x * size_t(ADAMW_THREADS)) {
     size_t i = block.offset + n / block.columns * block.stride + n % block.columns;
     if (i < begin || i >= end) continue;
     float values[3] = {grad[i], master[i], adamw_step(m[i], v[i], s)};
-    for (int k = 0; k < 3; k++) squares[k] = fmaf(values[k], values[k], squares[k]);
+    for (int k = 0; k < 3; k++) squares[k] += double(values[k]) * values[k];
   }
-  for (int k = 0; k < 3; k++) {
-    float sum = block_sum(squares[k], shared);
-    if (threadIdx.x == 0) sums[3 * blockIdx.x + k] += sum;
-    __syncthreads();
-  }
+  for (int k = 0; k < 3; k++) shared[k][threadIdx.x] = squares[k];
+  __syncthreads();
+  if (threadIdx.x >= 3) return;
+  double sum = 0;
+  for (int i = 0; i < ADAMW_THREADS; i++) sum += shared[threadIdx.x][i];
+  sums[3 * blockIdx.x + threadIdx.x] += sum;
 }
 
-void add_step_sums(float* sums, const RowBlock& block, size_t begin, size_t end, const float* grad, const float* master,
-                   const float* m, const float* v, const AdamW& settings, cudaStream_t stream) {
+void add_step_sums(double* sums, const RowBlock& block, size_t begin, size_t end, const float* grad,
+                   const float* master, const float* m, const float* v, const AdamW& settings, cudaStream_t stream) {
   LAUNCH(step_sums_kernel, dim3(STEP_SUM_BLOCKS), dim3(ADAMW_THREADS), 0, stream, sums, block, begin, end, grad, master,
          m, v, step_of(settings));
 }

@@ -24,5 +24,5 @@ inline constexpr int STEP_SUM_BLOCKS = 32;
 
 // sums [STEP_SUM_BLOCKS, 3] +=, to be added up: squares of the gradient, of the weight and of what the last update took
 // from it (without weight decay), over the block's elements i with begin <= i < end. Element i of each array is at [i].
-void add_step_sums(float* sums, const RowBlock& block, size_t begin, size_t end, const float* grad, const float* master,
-                   const float* m, const float* v, const AdamW& settings, cudaStream_t stream);
+void add_step_sums(double* sums, const RowBlock& block, size_t begin, size_t end, const float* grad,
+                   const float* master, const float* m, const float* v, const AdamW& settings, cudaStream_t stream);

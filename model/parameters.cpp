@@ -151,8 +151,8 @@ std::array<double, 3> ParameterStore::step_squares(const std::vector<RowBlock>& 
       add_step_sums(step_sums_, block, own.begin, end, gradients_, masters_ + (rounds_ ? shift : 0), moment1_ + shift,
                     moment2_ + shift, settings, stream_);
     }
-  std::vector<float> sums(3 * STEP_SUM_BLOCKS);
-  CUDA_CHECK(cudaMemcpyAsync(sums.data(), step_sums_, sums.size() * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+  std::vector<double> sums(3 * STEP_SUM_BLOCKS);
+  CUDA_CHECK(cudaMemcpyAsync(sums.data(), step_sums_, sums.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_));
   CUDA_CHECK(cudaStreamSynchronize(stream_));
   std::array<double, 3> squares{};
   for (size_t n = 0; n < sums.size(); n++) squares[n % 3] += sums[n];

@@ -150,7 +150,7 @@ class ParameterStore {
   bf16* rounded_ = nullptr;                        // [allocated]; none in fp32
   float* gradients_ = nullptr;                     // [allocated]
   float *moment1_ = nullptr, *moment2_ = nullptr;  // [own]
-  float* step_sums_;                               // [STEP_SUM_BLOCKS, 3]
+  double* step_sums_;                              // [STEP_SUM_BLOCKS, 3]
   float *square_sums_, *norm_, *scale_;            // [blocks of NORM_BLOCK], [1], [1]: of the gradients, for clipping
   size_t unreduced_ = 0;                           // buckets of this step that are not being reduced yet
   float* snapshot_ = nullptr;                      // pinned [parameters, moment1, moment2][total]
