@@ -16,8 +16,8 @@ DIR/NAME.json, which says how. The tasks:
              The first instruction writes, the last one reads; the others ignore with the probability --ignored, and
              write or read equally often. Flip-flop language modeling (arXiv 2306.00946): trained at 0.8, asked at 0.8,
              0.98 and 0.1
-  copy       a string of --least to --most letters, then the same again, which is the answer. Repeat after me (arXiv
-             2402.01032); exact windows count
+  copy       a string of --least to --most letters, then the same again and an end, which are the answer; exact windows
+             count. Repeat after me (arXiv 2402.01032), whose program packs several into each window that it trains on
   induction  random tokens, of which the last appeared once before, anywhere; the answer is what followed it
   stack      each token pushes one of 8 symbols or pops; the answer of a pop is the symbol that it takes. At most 8 are
              on the stack, an empty one is not popped, and otherwise both are equally likely
@@ -40,7 +40,7 @@ except ImportError as error:
 
 CHUNK = 4096  # samples made at once
 WRITE, READ, IGNORE, BITS = 0, 1, 2, 3
-BEGIN, AGAIN, PAD, LETTERS, ALPHABET = 0, 1, 2, 3, 26
+BEGIN, AGAIN, END, LETTERS, ALPHABET = 0, 1, 2, 3, 26
 POP, SYMBOLS, DEPTH = 0, 8, 8
 
 
@@ -88,8 +88,8 @@ def copy(rng, n, args):
   letter = lambda index: np.take_along_axis(letters, np.clip(index, 0, args.most - 1), axis=1)
   again = at - size - 2  # places in the second string, which follows AGAIN
   tokens = np.select([at == 0, at <= size, at == size + 1, again < size],
-                     [BEGIN, letter(at - 1), AGAIN, letter(again)], PAD)
-  labels = np.where((again >= -1) & (again < size - 1), letter(again + 1), NO_LABEL)
+                     [BEGIN, letter(at - 1), AGAIN, letter(again)], END)
+  labels = np.select([(again >= -1) & (again < size - 1), again == size - 1], [letter(again + 1), END], NO_LABEL)
   return tokens, labels
 
 

@@ -87,7 +87,7 @@ class Recall(ScriptTest):
       text = list(tokens[1:again])
       self.assertTrue(min(text) >= 3 and max(text) < 29)
       self.assertEqual(list(tokens), [0, *text, 1, *text] + [2] * (48 - 2 * size - 2))
-      self.assertEqual(list(labels), [NONE] * again + text + [NONE] * (47 - 2 * size))
+      self.assertEqual(list(labels), [NONE] * again + text + [2] + [NONE] * (46 - 2 * size))
     self.assertEqual(sorted(sizes), [*range(3, 21)])
     self.assertLess(max(abs(count - 1500 / 18) for count in sizes.values()), 4.5 * math.sqrt(1500 / 18))
 
