@@ -107,20 +107,19 @@ def axes_of(path, sweep, given):
     if not is_axis(values):
       raise UserError(f"{path}: axes: {axis}: must be a list of different values, or an object {{label: {{key: "
                       f"value}}}}, not {json.dumps(values)[:40]}")
-    if isinstance(values, dict):  # each label names settings
-      own[axis] = {label: texts_of(chosen) for label, chosen in values.items()}
-    else:  # the axis is a key, and its values are the labels
-      own[axis] = {text(value): {axis: text(value)} for value in values}
+    own[axis] = ({label: texts_of(chosen) for label, chosen in values.items()} if isinstance(values, dict)
+                 else {text(value): {axis: text(value)} for value in values})  # the axis is a key
   axes = dict(own)
   for axis, labels in given:
     known = own.get(axis) if isinstance(sweep["axes"].get(axis), dict) else None
     if not different(labels):
       raise UserError(f"--axis {axis}: must be a list of different values")
+    spelt = {} if known else {meaning(label): label for label in own.get(axis, {})}  # 3e-3 is the file's 0.003
+    labels = [spelt.get(meaning(label), label) for label in labels]
     if known and (unknown := [label for label in labels if label not in known]):
       raise UserError(f"--axis {axis}: {unknown[0]} is not one of {', '.join(known)}")
     axes[axis] = {label: known[label] if known else {axis: label} for label in labels}
-  names = {axis: {**own.get(axis, {}), **chosen} for axis, chosen in axes.items()}
-  return axes, names
+  return axes, {axis: {**own.get(axis, {}), **chosen} for axis, chosen in axes.items()}
 
 
 def read_sweep(path, arguments):

@@ -249,6 +249,8 @@ class Series(ScriptTest):
                       "s_0.001_plain_2", "s_0.001_with-more_2", "s_2e-3_plain_2", "s_2e-3_with-more_2"])
     self.assertEqual([name for name, _ in self.plan()], names)
     self.assertEqual([name for name, _ in self.plan("--axis", "which=plain", "--seeds", "1")], [names[0], names[2]])
+    self.assertEqual([name for name, _ in self.plan("--axis", "lr=0.0020,1e-3", "--seeds", "1")],
+                     names[2:4] + names[:2])  # other spellings of the file's values
     self.assertEqual([name[:-9] for name, _ in self.plan("--size", "big", "--axis", "lr=5", "--axis", "which=plain")],
                      ["s_5_plain_7"])
     self.plan("--axis", "which=other", code=2)
