@@ -58,6 +58,8 @@ def made_by(runs):
 
 def sweep_tables(result):
   losses, *differences, note = section_sweep.texts(result)
+  if section_sweep.measured_by("accuracy", result):
+    losses, _, *differences = differences  # accuracies, without losses and exact windows
   return "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
 
 
