@@ -107,8 +107,8 @@ def axes_of(path, sweep, given):
     if not is_axis(values):
       raise UserError(f"{path}: axes: {axis}: must be a list of different values, or an object {{label: {{key: "
                       f"value}}}}, not {json.dumps(values)[:40]}")
-    own[axis] = ({label: texts_of(chosen) for label, chosen in values.items()} if isinstance(values, dict)
-                 else {text(value): {axis: text(value)} for value in values})  # the axis is a key
+    named = values if isinstance(values, dict) else {text(value): {axis: value} for value in values}
+    own[axis] = {label: texts_of(chosen) for label, chosen in named.items()}  # of a list, the values are labels
   axes = dict(own)
   for axis, labels in given:
     known = own.get(axis) if isinstance(sweep["axes"].get(axis), dict) else None
