@@ -443,7 +443,7 @@ def parse_arguments():
   made, judged_ones = (common.ArgumentParser(add_help=False) for _ in range(2))
   made.add_argument("--size", choices=SIZES, required=True)
   made.add_argument("--out", required=True, metavar="DIR", help="folder for the files")
-  made.add_argument("--name", required=True, help="files are NAME_train_000000.bin, NAME_val_000000.bin, ...")
+  made.add_argument("--name", type=common.plain_name, required=True, help="files are NAME_train_000000.bin, ...")
   made.add_argument("--seed", type=int, default=1, help="[1]")
   made.add_argument("--overwrite", action="store_true", help="replace files of the same name")
   judged_ones.add_argument("--truth", required=True, metavar="FILE", help="NAME_truth.json of probe-data")
@@ -477,8 +477,6 @@ def parse_arguments():
                                ("--seed", args.seed, 0)):
       if not least <= value < 1 << 31:
         raise UserError(f"{flag} {value} is not between {least} and {(1 << 31) - 1}")
-    if not re.fullmatch(r"[\w.+-]+", args.name):
-      raise UserError(f"--name {args.name!r}: use letters, digits and _ . + - only")
   else:
     if path := args.json if args.action is judge else args.out:
       common.check_output("--json" if args.action is judge else "--out", path)

@@ -17,7 +17,7 @@ import string
 
 from lib import sections, shards
 from lib.section_answers import PASSKEY
-from lib.common import ArgumentParser, Failure, UserError, encode, gpt2_vocabulary, run, whole_files
+from lib.common import ArgumentParser, Failure, UserError, encode, gpt2_vocabulary, plain_name, run, whole_files
 from lib.shards import NO_LABEL
 
 SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ",
@@ -92,8 +92,6 @@ def make(args):
   if args.length * args.samples >= 1 << 31:
     raise UserError(f"--length {args.length} x --samples {args.samples} are too many tokens for a shard "
                     "(at most 2147483647)")
-  if not re.fullmatch(r"[\w.+-]+", args.name):
-    raise UserError("--name %r: use letters, digits and _ . + - only" % args.name)
   rng = random.Random(args.seed)
   splits = {split: samples(args, rng, count, repeats) for split, count, repeats in (
       ("train", args.samples, args.repeats), ("val", -(-args.samples // 20), 0))}
@@ -128,7 +126,7 @@ def main():
   made.add_argument("--labels", action="store_true", help="also write label files")
   made.add_argument("--seed", type=int, default=1)
   made.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
-  made.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin and NAME_val_000000.bin")
+  made.add_argument("--name", type=plain_name, required=True, help="the shards are NAME_train_000000.bin, ...")
   made.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   drawn = commands.add_parser("picture", help="draw results")
   sections.add_arguments(drawn, "passkey.png")

@@ -26,8 +26,8 @@ import tempfile
 import zlib
 
 from lib import hub, shards
-from lib.common import (ArgumentParser, Failure, Progress, UserError, decoded, gpt2_vocabulary, parse_json, run,
-                        whole_files)
+from lib.common import (ArgumentParser, Failure, Progress, UserError, decoded, gpt2_vocabulary, parse_json, plain_name,
+                        run, whole_files)
 from lib.documents import MARKER, json_documents, kind_of, parquet_documents, unpacked, warn_of_another_format
 from lib.shards import NO_LABEL
 
@@ -424,7 +424,7 @@ def parse_arguments():
                       help="only the first N of its Parquet files [all]")
   parser.add_argument("--base-url", default=hub.URL, metavar="URL", help="server of --download [%(default)s]")
   parser.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
-  parser.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin, NAME_val_000000.bin, ...")
+  parser.add_argument("--name", type=plain_name, required=True, help="the shards are NAME_train_000000.bin, ...")
   parser.add_argument("--tokenizer", default="bytes", help="bytes, gpt2, or the path of a tokenizer.json [bytes]")
   parser.add_argument("--separator", metavar="TOKEN",
                       help="tokenizer.json: the token before each document [the tokens that the file adds]")
@@ -454,7 +454,6 @@ def parse_arguments():
   plain = next((name for name, known in zip(args.files, jsonl) if not known), "")
   bytes_or_gpt2 = args.tokenizer in ("bytes", "gpt2")
   for wrong, message in (
-      (not re.fullmatch(r"[\w.+-]+", args.name), f"--name {args.name!r}: use letters, digits and _ . + - only"),
       (not 0 <= args.val_fraction <= 1, f"--val-fraction {args.val_fraction:g} is not between 0 and 1"),
       (args.val_every is not None and args.val_every < 2,
        f"--val-every {args.val_every} is less than 2, which validates on every second document"),

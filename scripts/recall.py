@@ -30,7 +30,7 @@ import os
 import re
 
 from lib import shards
-from lib.common import ArgumentParser, Progress, UserError, run, stop, whole_files
+from lib.common import ArgumentParser, Progress, UserError, plain_name, run, stop, whole_files
 from lib.shards import NO_LABEL
 
 try:
@@ -134,7 +134,6 @@ def check(args):
            "induction": 3, "stack": 2}[task]
   vocab = {"mqar": 2 * getattr(args, "pairs", 0) + 2, "induction": 2}.get(task)
   for wrong, message in (
-      (not re.fullmatch(r"[\w.+-]+", args.name), f"--name {args.name!r}: use letters, digits and _ . + - only"),
       (task == "mqar" and args.pairs < 1, "--pairs must be 1 or more"),
       (task == "copy" and not 1 <= args.least <= args.most, "--least must be 1 or more, and at most --most"),
       (L < least, f"--length {L} is too short for {task} of this size; use at least {least}"),
@@ -176,7 +175,7 @@ def main():
     made.add_argument("--val-samples", type=int, default=3000, metavar="N", help="for validation [3000]")
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
-    made.add_argument("--name", required=True, help="the shards are NAME_train_000000.bin, ...")
+    made.add_argument("--name", type=plain_name, required=True, help="the shards are NAME_train_000000.bin, ...")
     made.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
   args = parser.parse_args()
   check(args)

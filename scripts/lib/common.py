@@ -60,6 +60,13 @@ class ArgumentParser(argparse.ArgumentParser):
     return value
 
 
+def plain_name(text: str) -> str:
+  """For argparse: a name that can stand in files' patterns and in commands."""
+  if not re.fullmatch(r"[\w.+-]+", text):
+    raise argparse.ArgumentTypeError(f"{text!r}: use letters, digits and _ . + - only")
+  return text
+
+
 def wide_encoding(data: bytes) -> str:
   """The name of an encoding if the bytes begin like text in it: with its mark, or mostly with a NUL byte at the places
   where letters of ASCII have one. "" otherwise; wide_encoding() in base/file.h is the same."""

@@ -331,7 +331,7 @@ class Files(ScriptTest):
     judge = lambda truth, predictions, *more: ["judge", "--truth", truth, "--predictions", predictions, *more]
     make = ["make", "--size", "mini", "--out", self.out, "--name"]
     for args, parts in (
-        ([*make, "a/b"], ["--name 'a/b'", "use letters"]),
+        ([*make, "a/b"], ["--name: 'a/b': use letters"]),
         ([*make, "y", "--systems", 0], ["--systems 0", "between 1 and"]),
         ([*make, "y", "--seed", -1], ["--seed -1"]),
         (["make", "--size", "tiny"], ["invalid choice: 'tiny'", "mini", "full"]),

@@ -137,7 +137,7 @@ class Recall(ScriptTest):
         (["copy", "--most", "64"], "--length 128", "at least 130"), (["copy", "--least", "0"], "--least must be 1"),
         (["flipflop", "--ignored", "1.5"], "--ignored"), (["flipflop", "--length", "2"], "at least 4"),
         (["induction", "--vocab", "1"], "--vocab 1"), (["induction", "--length", "2"], "at least 3"),
-        (["stack", "--samples", "99999999"], "too many tokens"), (["stack", "--name", "a/b"], "--name 'a/b'"),
+        (["stack", "--samples", "99999999"], "too many tokens"), (["stack", "--name", "a/b"], "--name: 'a/b'"),
         (["stack", "--seed", "-1"], "--samples and --seed must be 0 or more"),
         (["stack", "--val-samples", "0"], "--val-samples 1 or more")):
       self.make(*flags, code=2)
