@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import dataclasses
 import functools
+import glob
 import hashlib
 import importlib.util
 import itertools
@@ -340,10 +341,20 @@ def missing_of(program, sweep, members, overwrite):
   return done, [*missing.values()]
 
 
+def check_files(members):
+  """A UserError if files that evaluations read, after hours of training, are not there."""
+  for member, key in itertools.product(members, ("data.val", "data.val_labels")):
+    given = member.settings.get(key, "") if member.trained else ""
+    for pattern in json.loads(given) if given.startswith("[") else filter(None, [given]):
+      if not os.path.exists(pattern) and not glob.glob(os.path.expanduser(pattern)):
+        raise UserError(f"{title(member)}: {key}: no file is called {pattern}")
+
+
 def collect(program, sweep, members, overwrite):
   """Trains and evaluates the missing runs. Returns {name: outcome} of all that have one, {name: why} of those that
   failed, and whether Ctrl-C, or a signal to a run, ended the sweep."""
   done, missing = missing_of(program, sweep, members, overwrite)
+  check_files(missing)
   failed, stopped, start = {}, False, time.monotonic()
   for number, member in enumerate(missing):
     left = (time.monotonic() - start) / max(number, 1) * (len(missing) - number)

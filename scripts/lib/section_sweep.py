@@ -56,9 +56,10 @@ def sensitivity(row: dict[str, Cell]) -> float | None:
 
 
 def best(row: dict[str, Cell]) -> tuple[str, Cell] | None:
-  """(column, Cell) with the lowest mean loss among those in which no run diverged, or None."""
+  """(column, Cell) with the lowest mean loss among those with the most seeds, and none that diverged; or None."""
   found = {column: cell for column, cell in row.items() if cell.losses and not cell.diverged}
-  return min(found.items(), key=lambda item: (statistics.mean(item[1].losses.values()), item[0])) if found else None
+  order = lambda item: (-len(item[1].losses), statistics.mean(item[1].losses.values()), item[0])
+  return min(found.items(), key=order) if found else None
 
 
 def at_best(result: dict) -> tuple[dict, dict[str, str]]:

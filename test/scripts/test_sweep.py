@@ -209,6 +209,8 @@ class Series(ScriptTest):
     self.assertEqual(self.sweep("--set", "x=3", "--seeds", "1", code=1, a1="3")[1], ["a1 --resume"])
 
   def test_other_data_are_evaluations_of_the_same_weights(self):
+    for name in "vwl":
+      self.write(name, "")
     self.sweep_file(set={"attention.variant": "a", "data.val": "v"},
                     axes={"asked": {"as trained": {}, "longer": {"data.val": "w", "data.val_labels": "l"}}})
     calls = self.sweep("--seeds", "1")[1]
@@ -218,6 +220,9 @@ class Series(ScriptTest):
     self.assertEqual(self.sweep("--seeds", "1", "--set", "x=1", "--axis", "asked=as trained")[1], ["a1 --resume"])
     self.sweep("--seeds", "1", "--set", "data.val=x", code=2)
     self.assert_error("the sweep sets data.val")
+    os.remove(self.path("l"))  # noticed before the training
+    self.assertEqual(self.sweep("--seeds", "2", code=2)[1], [])
+    self.assert_error("longer, seed 2: data.val_labels: no file is called l")
 
   def test_a_size_changes_some_axes(self):
     named = {label: {"attention.variant": label} for label in "abc"}
@@ -482,6 +487,10 @@ class Tables(unittest.TestCase):
         "| difference of accuracy, paired by seed, n = 2 | trained | longer |",
         "| b - a | +0.175 ± 0.159 | +0.312 ± <0.001 |"])
     self.assertIn("best lr, by the mean loss in the first column: a 1, b 2, c 1. ±", note)
+
+  def test_a_rate_with_fewer_seeds_is_not_the_best(self):
+    row, = section_sweep.grid(self.result({"a": {"1": [3.0, 3.2], "2": [2.5]}})).values()
+    self.assertEqual(section_sweep.best(row)[0], "1")
 
   def test_a_rate_without_a_run_leaves_the_sensitivity_open(self):
     result = self.result({"a": {"1": [3.0, 3.2], "2": []}})
