@@ -31,7 +31,8 @@ constexpr int32_t MOST_COLUMNS = 1024;
 constexpr size_t LARGEST_DESCRIPTION = 1 << 16;  // bytes of X.json
 
 const char* const make_shards =
-    "scripts/prepare_text.py makes shards from text, scripts/download_fineweb.py fetches FineWeb's";
+    "scripts/prepare_text.py makes shards from text, scripts/recall.py those of tasks, scripts/download_fineweb.py "
+    "fetches FineWeb's";
 
 struct Format {
   const char *name, *items;
@@ -41,8 +42,8 @@ struct Format {
 const Format token_shard = {"token shard", "tokens", 20240520, make_shards},
              label_file = {
                  "label file", "labels", 20261101,
-                 "scripts/prepare_text.py --answer-field, scripts/passkey.py make --labels and scripts/newton.py "
-                 "probe-data write label files"};
+                 "scripts/recall.py, scripts/prepare_text.py --answer-field, scripts/passkey.py make --labels and "
+                 "scripts/newton.py probe-data write label files"};
 
 // Returns the number of bytes read, fewer than asked only at the end of the file.
 int64_t read_at(const Shard& shard, void* out, int64_t bytes, int64_t offset) {

@@ -38,7 +38,7 @@ try:
 except ImportError as error:
   stop(f"{error}; use the Python that scripts/install_deps.sh installed it for (/usr/bin/python3)")
 
-CHUNK = 4096  # samples made at once
+CHUNK, CHUNK_TOKENS = 4096, 1 << 21  # at most, of samples made at once
 WRITE, READ, IGNORE, BITS = 0, 1, 2, 3
 BEGIN, AGAIN, END, LETTERS, ALPHABET = 0, 1, 2, 3, 26
 POP, SYMBOLS, DEPTH = 0, 8, 8
@@ -154,10 +154,11 @@ def write_split(folder, args, split, count, progress):
   rng = np.random.default_rng([args.seed, split == "val"])
   files = [shards.Writer(os.path.join(folder, f"{args.name}_{stem}{split}_000000.bin"), kind)
            for stem, kind in (("", "tokens"), ("labels_", "labels"))]
-  for begin in range(0, count, CHUNK):
-    for file, made in zip(files, TASKS[args.task][0](rng, min(CHUNK, count - begin), args)):
+  most = max(1, min(CHUNK, CHUNK_TOKENS // args.length))
+  for begin in range(0, count, most):
+    for file, made in zip(files, TASKS[args.task][0](rng, min(most, count - begin), args)):
       file.write(np.ascontiguousarray(made, "<u2").tobytes())
-    progress.add(min(CHUNK, count - begin))
+    progress.add(min(most, count - begin))
   for file, last in zip(files, (0, NO_LABEL)):
     file.write(np.array([last], "<u2").tobytes())
     file.close()

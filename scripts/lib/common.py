@@ -53,6 +53,11 @@ class ArgumentParser(argparse.ArgumentParser):
     super().__init__(*args, **options)
     self.register("type", None, self._not_empty)
 
+  def add_subparsers(self, **options):
+    made = super().add_subparsers(**options)
+    made.type = str  # whose values are all that follows: the parser of the command names the flag
+    return made
+
   @staticmethod
   def _not_empty(value):
     if value == "":
@@ -62,8 +67,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
 def plain_name(text: str) -> str:
   """For argparse: a name that can stand in files' patterns and in commands."""
-  if not re.fullmatch(r"[\w.+-]+", text):
-    raise argparse.ArgumentTypeError(f"{text!r}: use letters, digits and _ . + - only")
+  if not re.fullmatch(r"\w[\w.+-]*", text):
+    raise argparse.ArgumentTypeError(f"{text!r}: use letters, digits and _, behind them . + - as well")
   return text
 
 

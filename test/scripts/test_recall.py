@@ -138,6 +138,7 @@ class Recall(ScriptTest):
         (["flipflop", "--ignored", "1.5"], "--ignored"), (["flipflop", "--length", "2"], "at least 4"),
         (["induction", "--vocab", "1"], "--vocab 1"), (["induction", "--length", "2"], "at least 3"),
         (["stack", "--samples", "99999999"], "too many tokens"), (["stack", "--name", "a/b"], "--name: 'a/b'"),
+        (["stack", "--name", ""], "argument --name: ''"), (["stack", "--name=-x"], "behind them"),
         (["stack", "--seed", "-1"], "--samples and --seed must be 0 or more"),
         (["stack", "--val-samples", "0"], "--val-samples 1 or more")):
       self.make(*flags, code=2)
