@@ -56,10 +56,12 @@ def made_by(runs):
   return f"{', '.join(sorted({str(run.step()) for run in runs}))} steps, commit {values[0]}, {values[1]}."
 
 
-def sweep_tables(result):
+def sweep_tables(result, exact=False):
+  """exact: with the exact windows."""
   losses, *differences, note = section_sweep.texts(result)
   if section_sweep.measured_by("accuracy", result):
-    losses, _, *differences = differences  # accuracies, without losses and exact windows
+    losses, of_windows, *differences = differences  # accuracies instead of losses
+    differences = exact * [of_windows] + differences
   return "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
 
 
@@ -102,7 +104,7 @@ def main():
     elif name == "quickstart":
       content = expected.table(result)[0] + "\n\n" + section_sweep.note(result)
     else:
-      content = sweep_tables(result)
+      content = sweep_tables(result, exact=name == "recall_copy")  # a string is copied if all of it is
   else:
     runs = [metrics.Run(folder) for folder in sources]
     content = report.answers(runs) + "\n\n" + made_by(runs) + " " + report.CAPTION
