@@ -280,8 +280,9 @@ def command_of(sweep, member):
   return result
 
 
-def check(program, sweep, members):
-  """Ends the script if ./train refuses the settings of a run, would not evaluate it, or if two are the same."""
+def check(program, sweep, members, files):
+  """Ends the script if ./train refuses the settings of a run, would not evaluate it, or if two are the same. files: or
+  if those of an evaluation, which are read only after hours of training, are not there."""
   known = {}
   for member in members:
     found = nested(rows(program, *command_of(sweep, member)))
@@ -291,6 +292,10 @@ def check(program, sweep, members):
     if member.trained and not found["checkpoint"]["at_end"]:
       raise UserError("checkpoint.at_end = false: eval.* keys evaluate the last checkpoint; "
                       "give --set checkpoint.at_end=true")
+    for key in ("val", "val_labels") if files and member.trained else ():
+      for pattern in found.get("data", {}).get(key, []):
+        if not os.path.exists(pattern) and not glob.glob(os.path.expanduser(pattern)):
+          raise UserError(f"{title(member)}: data.{key}: no file is called {pattern}")
     found.pop("name", None)
     found["attention"].pop("variant", None)
     same = known.setdefault(json.dumps([found, member.seed], sort_keys=True), member)
@@ -329,32 +334,22 @@ def train(command):
   return -signal.SIGINT if interrupted else code, said
 
 
-def missing_of(program, sweep, members, overwrite):
-  """{name: outcome} of the members, and a list of those to train or to evaluate, whose settings ./train accepts."""
+def missing_of(program, sweep, members, overwrite, files):
+  """{name: outcome} of the members, and a list of those to train or to evaluate, which pass check()."""
   done = {member.name: None if overwrite else outcome(member) for member in members}
   missing = {}  # each after the one whose weights it evaluates
   for member in (m for m in members if not done[m.name]):
     if member.trained and (overwrite or not outcome(member.trained)):
       missing.setdefault(member.trained.name, member.trained)
     missing.setdefault(member.name, member)
-  check(program, sweep, missing.values())
+  check(program, sweep, missing.values(), files)
   return done, [*missing.values()]
-
-
-def check_files(members):
-  """A UserError if files that evaluations read, after hours of training, are not there."""
-  for member, key in itertools.product(members, ("data.val", "data.val_labels")):
-    given = member.settings.get(key, "") if member.trained else ""
-    for pattern in json.loads(given) if given.startswith("[") else filter(None, [given]):
-      if not os.path.exists(pattern) and not glob.glob(os.path.expanduser(pattern)):
-        raise UserError(f"{title(member)}: {key}: no file is called {pattern}")
 
 
 def collect(program, sweep, members, overwrite):
   """Trains and evaluates the missing runs. Returns {name: outcome} of all that have one, {name: why} of those that
   failed, and whether Ctrl-C, or a signal to a run, ended the sweep."""
-  done, missing = missing_of(program, sweep, members, overwrite)
-  check_files(missing)
+  done, missing = missing_of(program, sweep, members, overwrite, files=True)
   failed, stopped, start = {}, False, time.monotonic()
   for number, member in enumerate(missing):
     left = (time.monotonic() - start) / max(number, 1) * (len(missing) - number)
@@ -472,7 +467,7 @@ def main():
   sweep = read_sweep(arguments.sweep, arguments)
   members = members_of(arguments.train, sweep)
   if arguments.plan:
-    done, missing = missing_of(arguments.train, sweep, members, arguments.overwrite)
+    done, missing = missing_of(arguments.train, sweep, members, arguments.overwrite, files=False)
     with_trained = (m for member in members for m in (member.trained, member) if m is member or m in missing)
     for member in {member.name: member for member in with_trained}.values():
       print(f"{member.name}: {(done.get(member.name) or ['to evaluate' if member.trained else 'to train'])[0]}")

@@ -25,7 +25,8 @@ if sys.argv[-1] == "--print-config":
   given = {**json.load(open(sys.argv[1])), **settings}
   defaults = {"attention.kind": settings["attention.variant"], "eval.every": "2", "checkpoint.at_end": "true"}
   for key, value in {**defaults, **given}.items():
-    value = value if value.isdigit() or value in ("true", "false") else json.dumps(value)
+    value = [value] if key.startswith("data.") else value
+    value = value if type(value) is str and (value.isdigit() or value in ("true", "false")) else json.dumps(value)
     may_change = "; may change" * (key == "name" or key.startswith(("data.val", "eval.", "log.")))
     print(key, value, " ", ("--set" if key in given else "default") + may_change)
   sys.exit(0)
@@ -37,7 +38,7 @@ steps, loss = int(settings.get("train.steps", 4)), float(settings["seed"])
 config = {"model": {"context": 16}, "train": {"steps": steps}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
 given = json.load(open(sys.argv[1]))
 config["eval"].update({key[5:]: json.loads(value) for key, value in given.items() if key.startswith("eval.")})
-config["data"] = {key[5:]: value for key, value in settings.items() if key.startswith("data.")}
+config["data"] = {key[5:]: [value] for key, value in settings.items() if key.startswith("data.")}
 if settings.get("eval.mode"):
   config["eval"]["mode"] = settings["eval.mode"]
 if "--eval" in sys.argv:  # 10 more than the run's own
@@ -212,7 +213,7 @@ class Series(ScriptTest):
     for name in "vwl":
       self.write(name, "")
     self.sweep_file(set={"attention.variant": "a", "data.val": "v"},
-                    axes={"asked": {"as trained": {}, "longer": {"data.val": "w", "data.val_labels": "l"}}})
+                    axes={"asked": {"as trained": {}, "longer": {"data.val": "[w]", "data.val_labels": "l"}}})
     calls = self.sweep("--seeds", "1")[1]
     first, = [name for name in os.listdir(self.path("runs")) if name.startswith("s_as-trained")]
     self.assertEqual(calls, ["a1 --resume", f"a1 runs/{first}"])
