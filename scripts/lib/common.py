@@ -66,7 +66,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def plain_name(text: str) -> str:
-  """For argparse: a name that can stand in files' patterns and in commands."""
+  """For argparse: a name that is safe in file patterns and in commands of a shell."""
   if not re.fullmatch(r"\w[\w.+-]*", text):
     raise argparse.ArgumentTypeError(f"{text!r}: use letters, digits and _, behind them . + - as well")
   return text
