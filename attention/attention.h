@@ -72,10 +72,13 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
 // The bias c of a head, in units of KindRow::unit, is three arrays: origins, sums of two floats that BIAS_ROWS
 // positions share (c may reach -100,000, where floats are 0.008 apart); for each position its difference from its
 // origin; and what that float lost, which kernels on tensor cores do not read. They read whole tiles of up to
-// BIAS_SLACK positions, so beyond the last array too.
+// BIAS_SLACK positions, so beyond the last array too. A head's first two arrays begin at multiples of 16 bytes, and
+// origins are read two at a time, as the copy engine needs it.
 constexpr int BIAS_ROWS = 64, BIAS_SLACK = 128;
-__host__ __device__ constexpr int bias_origins(int T) { return (T + BIAS_ROWS - 1) / BIAS_ROWS * 2; }  // their floats
-__host__ __device__ constexpr int bias_floats(int T) { return bias_origins(T) + 2 * T; }               // at most 4 T
+__host__ __device__ constexpr int bias_origins(int T) {  // their floats
+  return (T + 2 * BIAS_ROWS - 1) / (2 * BIAS_ROWS) * 4;
+}
+__host__ __device__ constexpr int bias_floats(int T) { return bias_origins(T) + (2 * T + 3) / 4 * 4; }
 // With separate documents c begins at 0 in each, and in the block of BIAS_ROWS where its document begins a row has the
 // origin 0: no bit of c depends on the documents before.
 __host__ __device__ constexpr bool has_origin_0(int row, int document_start) {

@@ -34,34 +34,39 @@ template <int M, int N> __device__ __forceinline__ void clear(float (&z)[M][N][4
   });
 }
 
-// z = what the mask adds to the scores of the warp's held rows, counted from held0, and streamed rows from stream0 on,
-// or 0, for products to add to; KEYS: keys are held.
+// z = c_i - c_j of the warp's held rows, counted from held0, and streamed rows from stream0 on, for products to add to;
+// KEYS: keys are held. streamed: the mask's bias_rows(stream0), or a copy.
+template <bool KEYS, class Mask, int M, int N>
+__device__ __forceinline__ void begin_with_bias(float (&z)[M][N][4], const Mask& mask, int held0, int stream0,
+                                                const BiasRows& streamed, const Fragment& mine) {
+  constexpr int ALIKE = N < BIAS_ROWS / 8 ? N : BIAS_ROWS / 8;
+  static_assert(8 * N <= BIAS_SLACK && 16 * M <= BIAS_ROWS);
+  auto columns = reinterpret_cast<const float2*>(streamed.c + mine.column(0));
+#pragma unroll
+  for (int first = 0; first < N; first += ALIKE) {  // columns of one origin
+    float2 origin = streamed.origins[first / ALIKE];
+    float held[M][2];
+    for_rows<M>([&](int m, int half) {
+      int row = held0 + mine.row(half, m);
+      held[m][half] = mask.c()[row] + mask.origin_difference(row, held0 + mine.first, stream0 + 8 * first, origin);
+    });
+#pragma unroll
+    for (int n = first; n < first + ALIKE; n++) {
+      float2 c = columns[4 * n];
+      for_rows<M>([&](int m, int half) {
+        z[m][n][2 * half] = KEYS ? c.x - held[m][half] : held[m][half] - c.x;
+        z[m][n][2 * half + 1] = KEYS ? c.y - held[m][half] : held[m][half] - c.y;
+      });
+    }
+  }
+}
+
+// z = what the mask adds to the scores of these rows, read where it is stored, or 0.
 template <bool KEYS, class Mask, int M, int N>
 __device__ __forceinline__ void begin_scores(float (&z)[M][N][4], const Mask& mask, int held0, int stream0,
                                              const Fragment& mine = {}) {
-  if constexpr (!Mask::ADDS) {
-    clear(z);
-  } else {
-    constexpr int ALIKE = N < BIAS_ROWS / 8 ? N : BIAS_ROWS / 8;
-    static_assert(8 * N <= BIAS_SLACK && 16 * M <= BIAS_ROWS);
-    auto columns = reinterpret_cast<const float2*>(mask.c() + stream0 + mine.column(0));
-#pragma unroll
-    for (int first = 0; first < N; first += ALIKE) {  // columns of one origin
-      float held[M][2];
-      for_rows<M>([&](int m, int half) {
-        int row = held0 + mine.row(half, m);
-        held[m][half] = mask.c()[row] + mask.origin_difference(row, held0 + mine.first, stream0 + 8 * first);
-      });
-#pragma unroll
-      for (int n = first; n < first + ALIKE; n++) {
-        float2 c = columns[4 * n];
-        for_rows<M>([&](int m, int half) {
-          z[m][n][2 * half] = KEYS ? c.x - held[m][half] : held[m][half] - c.x;
-          z[m][n][2 * half + 1] = KEYS ? c.y - held[m][half] : held[m][half] - c.y;
-        });
-      }
-    }
-  }
+  if constexpr (Mask::ADDS) begin_with_bias<KEYS>(z, mask, held0, stream0, mask.bias_rows(stream0), mine);
+  else clear(z);
 }
 
 // Hides scores z of the same rows as the mask wants it.

@@ -15,8 +15,9 @@
 //   sees<KEYS>(held, streamed)                    any other score is -inf
 //   ADDS                            whether c_i - c_j is added to z_ij before that, if there is a `bias` (on a CPU it
 //                                   may be nullptr); backward kernels then sum dz_ij by query and by key
-//   c()[row], origin_difference(row, of_tile, other), exact(row)    c less its origin's; origin of row less that of a
-//                                   streamed row, where of_tile is the first row of the same origin; all of c
+//   bias_rows(row), exact(row)      what tensor-core kernels read of rows from `row` on; all of c of a row
+//   c()[row], origin_difference(row, alike, other, origin)      c less its origin's; the origin of row less that of
+//                                   another, whose origin is given; alike: a row of the same origin, one for all lanes
 //   DOCUMENTS                       whether rows see their own document alone, if there are `documents` (on a CPU
 //                                   they may be nullptr)
 #pragma once
@@ -90,8 +91,14 @@ struct Window : Causal {
   }
 };
 
-// The same, and c_i - c_j is added to z_ij, where c is KernelSettings::bias. Behind the last position c has no meaning,
-// and z might become too large: queries there see nothing.
+// Of neighbouring rows: c less its origin's, and the origins of each BIAS_ROWS.
+struct BiasRows {
+  const float* c = nullptr;
+  const float2* origins = nullptr;
+};
+
+// The same, and c_i - c_j is added to z_ij, where c is KernelSettings::bias. Behind the last position c and its origin
+// have no meaning, and z might become too large: queries there see nothing.
 struct Biased : Window {
   static constexpr bool ADDS = true;
   const float* bias;
@@ -105,11 +112,12 @@ struct Biased : Window {
     return (!KEYS | (streamed < T)) & Window::sees<KEYS>(held, streamed);
   }
   __device__ __forceinline__ const float* c() const { return bias + bias_origins(T); }
-  __device__ __forceinline__ float2 origin(int row) const {
+  __device__ __forceinline__ const float2& origin(int row) const {
     return reinterpret_cast<const float2*>(bias)[min(row, T - 1) / BIAS_ROWS];
   }
-  __device__ __forceinline__ float origin_difference(int, int of_tile, int other) const {
-    return difference(origin(of_tile), origin(other));
+  __device__ __forceinline__ BiasRows bias_rows(int row) const { return {c() + row, &origin(row)}; }
+  __device__ __forceinline__ float origin_difference(int, int alike, int, float2 others) const {
+    return difference(origin(alike), others);
   }
   // a.x - b.x is exact where they are within a factor of 2.
   static __device__ __forceinline__ float difference(float2 a, float2 b) { return (a.x - b.x) + (a.y - b.y); }
@@ -192,12 +200,13 @@ template <class Keys> struct OwnDocument : Keys {
   }
 
   // Of c of `row`, for a document that begins at `start`
-  __device__ __forceinline__ float2 origin(int row, int start) const {
-    return has_origin_0(row, start) ? make_float2(0, 0) : Keys::origin(row);
+  __device__ __forceinline__ float2 origin(int row, int start) const { return origin(row, start, Keys::origin(row)); }
+  __device__ __forceinline__ float2 origin(int row, int start, float2 of_block) const {
+    return has_origin_0(row, start) ? make_float2(0, 0) : of_block;
   }
-  __device__ __forceinline__ float origin_difference(int row, int, int other) const {
+  __device__ __forceinline__ float origin_difference(int row, int, int other, float2 others) const {
     int start = first(row);
-    return Keys::difference(origin(row, start), origin(other, start));
+    return Keys::difference(origin(row, start), origin(other, start, others));
   }
   __device__ __forceinline__ double exact(int row) const {
     float2 from = origin(row, first(row));

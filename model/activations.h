@@ -76,7 +76,8 @@ template <class Real> struct Activations {
     };
     auto all = [](size_t size) { return [size](int) { return size; }; };
     size_t ungated = gates_attention ? 0 : N * (config.attention.gate.position == GatePosition::output ? C : A);
-    size_t bias = training ? N / m.context * m.heads * bias_floats(m.context) : 4 * N * m.heads;  // of any length
+    // Evaluation may have any length; 1 takes the most floats for a token.
+    size_t bias = m.heads * (training ? N / m.context * bias_floats(m.context) : N * bias_floats(1));
     const Array arrays[] = {
         {&Layer::x, training, all(N * C)},
         {&Layer::ln1, keep, all(N * C)},

@@ -32,9 +32,10 @@ template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys
     const float* rows = a.rows + size_t(tile.head) * a.shape.row_pitch;
     stages.fetch_held(tile.number, 0, a.qkv, b, row, H + h);
     stages.fetch_held(tile.number, 1, a.qkv, b, row, 2 * H + h);
-    auto query_tiles = Mask(a.settings, a.shape.T, tile.head).template query_tiles<STREAM>(row, Tile::HELD);
+    Mask mask(a.settings, a.shape.T, tile.head);
+    auto query_tiles = mask.template query_tiles<STREAM>(row, Tile::HELD);
     for (int i0 = query_tiles.begin; i0 < query_tiles.stop; i0 = query_tiles.next(i0)) {
-      stages.fetch(a.qkv, b, i0, h, rows + i0, a.shape.row_values_pitch());
+      stages.fetch(a.qkv, b, i0, h, Base::bias_rows(mask, i0), rows + i0, a.shape.row_values_pitch());
       stages.fetch(a.dout, b, i0, h);
     }
   }
@@ -42,8 +43,8 @@ template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys
   // p and dz = of the queries from i0 on, whose tile and dO's are the next two. Ends the turn in which it begins.
   __device__ __forceinline__ void find_gradients(int i0) {
     // Scores and dP
-    this->template begin<true>(z, i0);
     const bf16 *queries = stages.await(stages.streamed), *douts = stages.await(stages.streamed + 1);
+    this->template begin<true>(z, stages.streamed, i0);
     const float* row_values = stages.row_values(stages.streamed);
     wgmma_fence(z);
     start_scores<Tile, Mask::ADDS>(z, keys, queries);
@@ -206,8 +207,8 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
 
   __device__ __forceinline__ void step(int j0) {
     // Scores and dP
-    this->template begin<false>(z, j0);
     const bf16 *keys = stages.await(stages.streamed), *values = stages.await(stages.streamed + 1);
+    this->template begin<false>(z, stages.streamed, j0);
     wgmma_fence(z);
     start_scores<Tile, Mask::ADDS>(z, queries, keys);
     wgmma_commit();

@@ -80,8 +80,8 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
       policy.start_sweep(sweep, mask.keys(block_row + mine.row(half)), sums[half], mine.quad == 0);
   }
   __device__ __forceinline__ void start(int keys_number, int step) {
-    this->template begin<false>(z, key_tiles.row(step));
     const bf16* keys = stages.await(keys_number);
+    this->template begin<false>(z, keys_number, key_tiles.row(step));
     turns.begin();
     wgmma_fence(z);
     start_scores<Tile, Mask::ADDS>(z, queries, keys);
@@ -133,8 +133,8 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
 
   // Scores of a step and weights of its first KEYS keys, beside the outputs of the step before
   template <int KEYS> __device__ __forceinline__ void next_step(int step) {
-    this->template begin<false>(z, key_tiles.row(step));
     const bf16 *values = stages.await(values_tile(step - 1)), *keys = stages.await(keys_tile(step));
+    this->template begin<false>(z, keys_tile(step), key_tiles.row(step));
     turns.begin();
     wgmma_fence(z, outputs, weights);
     start_scores<Tile, Mask::ADDS>(z, queries, keys);

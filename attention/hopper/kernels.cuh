@@ -29,23 +29,23 @@ template <class Tile> dim3 hopper_grid(const KernelShape& s, int spare) {
   return dim3(std::min(most_blocks(spare), (s.tiles(Tile::HELD) * s.H * s.B + 1) / 2));
 }
 
-template <class Policy, int DIM>
+template <class Policy, int DIM, class Mask>
 using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, BY_PLACE<Policy>), 1, 0,
-                               hopper_forward_in_turn(DIM, Policy::SWEEPS)>;
+                               hopper_forward_in_turn(DIM, Policy::SWEEPS), Mask::ADDS>;
 // The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24
 // bytes); so does what OwnDocument asks of each key (softmax would spill 8).
 template <class Policy, int DIM, class Mask>
 using KeysTile = HopperTile<DIM,
                             hopper_keys_size(DIM, Policy::GRADIENT_REGISTERS || Mask::DOCUMENTS ||
                                                       (Mask::ADDS && (!Policy::RESCALES || BY_PLACE<Policy>))),
-                            2, Policy::ROW_VALUES, hopper_keys_in_turn(DIM)>;
+                            2, Policy::ROW_VALUES, hopper_keys_in_turn(DIM), Mask::ADDS>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
 template <class Policy, int DIM, class Mask>
 using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, BY_PLACE<Policy> && (Mask::ADDS || Policy::LEARNED)), 2, 0,
-                               hopper_queries_in_turn(DIM, Policy::GRADIENT_REGISTERS)>;
+                               hopper_queries_in_turn(DIM, Policy::GRADIENT_REGISTERS), Mask::ADDS>;
 
 template <class Policy>
-using HeadsTile = HopperTile<64, hopper_heads_size(Policy::FROM_WEIGHT), 2, Policy::ROW_VALUES, true, 2>;
+using HeadsTile = HopperTile<64, hopper_heads_size(Policy::FROM_WEIGHT), 2, Policy::ROW_VALUES, true, false, 2>;
 
 template <class Policy, class Mask, class Tile> void hopper_forward_by(const ForwardCall<bf16>& c) {
   KernelShape shape = kernel_shape<bf16>(c.call, {c.out, c.qkv});
@@ -76,8 +76,8 @@ template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) 
 
 // Floor: as tensor_forward's, 2 T^2 D FLOPs per head at the tensor cores' rate (lssar 4, evaluation 3).
 template <class Policy, class Mask> void hopper_forward(const ForwardCall<bf16>& c) {
-  with_hopper_width<Policy, Mask>(c.call.shape.D,
-                                  [&]<int DIM>() { hopper_forward_by<Policy, Mask, ForwardTile<Policy, DIM>>(c); });
+  with_hopper_width<Policy, Mask>(
+      c.call.shape.D, [&]<int DIM>() { hopper_forward_by<Policy, Mask, ForwardTile<Policy, DIM, Mask>>(c); });
 }
 
 // Floor: 5 T^2 D FLOPs per head (FlashAttention's count); these kernels do 7.
@@ -111,10 +111,10 @@ template <class Policy, class Mask> void hopper_heads_backward(const BackwardCal
 // ---- the families
 
 // The copy engine needs heads that begin at multiples of 16 bytes, rows that are whole heads apart, and arrays at
-// multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's own header asks for 16).
+// multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's own header asks for 16), the bias at 16.
 template <class Policy> bool hopper_supports(const AttentionCall<bf16>& call, Addresses arrays) {
   int D = call.shape.D;
-  bool aligned = D % 8 == 0 && call.row_stride() % D == 0;
+  bool aligned = D % 8 == 0 && call.row_stride() % D == 0 && reinterpret_cast<size_t>(call.bias) % 16 == 0;
   for (const void* array : arrays) aligned = aligned && reinterpret_cast<size_t>(array) % 128 == 0;
   return aligned && D <= hopper_widest(Policy::GRADIENT_REGISTERS, call.separate() || call.settings.bias != Bias::none);
 }

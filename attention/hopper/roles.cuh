@@ -103,9 +103,13 @@ template <class Arguments, class Mask_, class Tile_> struct HopperPass {
   }
   // Prepares the mask for the warp's held rows.
   template <bool KEYS> __device__ __forceinline__ void hold() { mask.template hold<KEYS>(block_row + mine.first, 16); }
-  // z = what the mask adds to the scores, before the fence of the products that add the rest; KEYS: keys are held.
-  template <bool KEYS, int N> __device__ __forceinline__ void begin(float (&z)[N][4], int stream0) const {
-    if constexpr (Mask::ADDS) begin_scores<KEYS>(one_group(z), mask, block_row, stream0, mine);
+  // z = what the mask adds to the scores of streamed tile `number`, which has arrived, before the fence of the products
+  // that add the rest; KEYS: keys are held.
+  template <bool KEYS, int N> __device__ __forceinline__ void begin(float (&z)[N][4], int number, int stream0) const {
+    if constexpr (Mask::ADDS) {
+      begin_with_bias<KEYS>(one_group(z), mask, block_row, stream0, stages.bias_rows(number, stream0), mine);
+      warp_sync();  // all lanes have read the bias, which is freed with the tile
+    }
   }
   // Hides scores as the mask wants it.
   template <bool KEYS, int N> __device__ __forceinline__ void hide(float (&z)[N][4], int stream0) const {
@@ -116,16 +120,22 @@ template <class Arguments, class Mask_, class Tile_> struct HopperPass {
     if constexpr (Mask::ADDS)
       store_dz_sums(a.dz_sums + size_t(tile.head) * a.shape.T, block_row, a.shape.T, sums, mine);
   }
+  // For Stages::fetch().
+  static __device__ __forceinline__ BiasRows bias_rows(const Mask& mask, int row) {
+    if constexpr (Mask::ADDS) return mask.bias_rows(row);
+    else return {};
+  }
   // load() where keys and values stream past; before them the keys alone, if there are two sweeps.
   static __device__ __forceinline__ void load_keys_and_values(Stages<Tile>& stages, const Arguments& a,
                                                               const RowTile& tile, bool two_sweeps = false) {
     int H = a.shape.H, b = tile.head / H, h = tile.head % H;
-    auto key_tiles =
-        Mask(a.settings, a.shape.T, tile.head).template key_tiles<Tile::STREAM>(tile.tile * Tile::HELD, Tile::HELD);
+    Mask mask(a.settings, a.shape.T, tile.head);
+    auto key_tiles = mask.template key_tiles<Tile::STREAM>(tile.tile * Tile::HELD, Tile::HELD);
     int steps = key_tiles.end();
-    for (int step = 0; step < two_sweeps * steps; step++) stages.fetch(a.qkv, b, key_tiles.row(step), H + h);
+    auto fetch_keys = [&](int row) { stages.fetch(a.qkv, b, row, H + h, bias_rows(mask, row)); };
+    for (int step = 0; step < two_sweeps * steps; step++) fetch_keys(key_tiles.row(step));
     for (int step = 0; step < steps; step++) {
-      stages.fetch(a.qkv, b, key_tiles.row(step), H + h);
+      fetch_keys(key_tiles.row(step));
       stages.fetch(a.qkv, b, key_tiles.row(step), 2 * H + h);
     }
   }

@@ -51,7 +51,9 @@ constexpr bool hopper_queries_in_turn(int width, bool gradient_registers) { retu
 
 // DIM: channels, 64 or 128; the copy engine pads heads that have fewer with zeros. STREAM: streamed rows at a time.
 // ROW_VALUES: floats per streamed row that arrive with every second tile (queries, in the kernel for dK and dV).
-template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0, bool IN_TURN_ = false, int DZ_BUFFERS_ = 0>
+// BIASED: so does the bias of these rows; where keys and values stream, with the keys.
+template <int DIM_, HopperSize SIZE, int HELD_TENSORS_, int ROW_VALUES_ = 0, bool IN_TURN_ = false, bool BIASED = false,
+          int DZ_BUFFERS_ = 0>
 struct HopperTile {
   static constexpr int DIM = DIM_, STREAM = SIZE.stream, SLOTS = SIZE.slots;
   static constexpr int HELD_TENSORS = HELD_TENSORS_, ROW_VALUES = ROW_VALUES_, DZ_BUFFERS = DZ_BUFFERS_;
@@ -64,9 +66,12 @@ struct HopperTile {
   static constexpr int HELD_SIZE = HELD * DIM, SLOT_SIZE = STREAM * DIM, DZ_SIZE = HELD * STREAM;  // elements
   static constexpr int DZ_BEGIN = 2 * HELD_TENSORS * HELD_SIZE + SLOTS * SLOT_SIZE;
   static constexpr int TILES_SIZE = DZ_BEGIN + DZ_BUFFERS * DZ_SIZE;
+  // What arrives beside a tile, once in ROW_SLOTS slots: [ROW_VALUES][STREAM], then c [STREAM] and two origins.
+  static constexpr int BIAS_BEGIN = ROW_VALUES * STREAM, ROW_FLOATS = BIAS_BEGIN + (BIASED ? STREAM + 4 : 0);
+  static constexpr int ROW_SLOTS = ROW_VALUES ? 2 : 1;
   static constexpr int BARRIERS = 2 * (SLOTS + 2 + DZ_BUFFERS) + (IN_TURN ? CONSUMERS : 0);
   static constexpr size_t SHARED_BYTES =
-      TILES_SIZE * sizeof(bf16) + SLOTS / 2 * ROW_VALUES * STREAM * sizeof(float) + BARRIERS * sizeof(Mbarrier);
+      TILES_SIZE * sizeof(bf16) + SLOTS / ROW_SLOTS * ROW_FLOATS * sizeof(float) + BARRIERS * sizeof(Mbarrier);
   static_assert(DIM % TILE_COLUMNS == 0 && STREAM % BOX == 0 && SLOTS % 2 == 0);
   static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 };
@@ -100,10 +105,15 @@ template <class Tile> struct Stages {
   __device__ __forceinline__ bf16* slot(int number) const {
     return tiles + 2 * Tile::HELD_TENSORS * Tile::HELD_SIZE + number % Tile::SLOTS * Tile::SLOT_SIZE;
   }
-  // [ROW_VALUES][STREAM], for tiles `number` and number + 1
+  // What arrives beside tile `number`, or beside it and the next: [ROW_VALUES][STREAM], then the bias
   __device__ __forceinline__ float* row_values(int number) const {
     return reinterpret_cast<float*>(tiles + Tile::TILES_SIZE) +
-           number % Tile::SLOTS / 2 * Tile::ROW_VALUES * Tile::STREAM;
+           number % Tile::SLOTS / Tile::ROW_SLOTS * Tile::ROW_FLOATS;
+  }
+  // Of tile `number`, whose first row is `row`
+  __device__ __forceinline__ BiasRows bias_rows(int number, int row) const {
+    const float* c = row_values(number) + Tile::BIAS_BEGIN;
+    return {c, reinterpret_cast<const float2*>(c + Tile::STREAM) + row / BIAS_ROWS % 2};
   }
   __device__ __forceinline__ bf16* dz(int number) const {
     return tiles + Tile::DZ_BEGIN + number % Tile::DZ_BUFFERS * Tile::DZ_SIZE;
@@ -121,18 +131,25 @@ template <class Tile> struct Stages {
     warp_sync();  // no lane may run ahead by two phases, which look alike
   }
   // The next streamed tile. If `rows` is given, STREAM floats of each of ROW_VALUES arrays, `pitch` apart, are copied
-  // to its row_values().
-  __device__ __forceinline__ void fetch(const TensorMap& map, int b, int row, int head, const float* rows = nullptr,
-                                        size_t pitch = 0) {
-    constexpr int row_bytes = Tile::STREAM * int(sizeof(float));
+  // to its row_values(); `bias`, if given, to its bias_rows().
+  __device__ __forceinline__ void fetch(const TensorMap& map, int b, int row, int head, BiasRows bias = {},
+                                        const float* rows = nullptr, size_t pitch = 0) {
+    constexpr int row_bytes = Tile::STREAM * int(sizeof(float)), origins_bytes = 2 * int(sizeof(float2));
     int number = streamed++;
     Mbarrier& barrier = full[number % Tile::SLOTS];
     mbarrier_wait(empty[number % Tile::SLOTS], (number / Tile::SLOTS & 1) ^ 1);
     if (threadIdx.x == 0) {
-      mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + (rows ? Tile::ROW_VALUES * row_bytes : 0));
+      mbarrier_arrive_expect(barrier, Tile::SLOT_SIZE * int(sizeof(bf16)) + (rows ? Tile::ROW_VALUES * row_bytes : 0) +
+                                          (bias.c ? row_bytes + origins_bytes : 0));
       fetch_rows<Tile::STREAM>(slot(number), map, b, row, head, barrier);
+      float* to = row_values(number);
       for (int n = 0; rows && n < Tile::ROW_VALUES; n++)
-        bulk_load(row_values(number) + n * Tile::STREAM, rows + n * pitch, row_bytes, barrier);
+        bulk_load(to + n * Tile::STREAM, rows + n * pitch, row_bytes, barrier);
+      if (bias.c) {
+        to += Tile::BIAS_BEGIN;
+        bulk_load(to, bias.c, row_bytes, barrier);
+        bulk_load(to + Tile::STREAM, bias.origins - row / BIAS_ROWS % 2, origins_bytes, barrier);
+      }
     }
     warp_sync();
   }
