@@ -14,7 +14,7 @@ template <class Maths> struct Softmax : PolicyDefaults {
   static constexpr bool RESCALES = true, HAS_SINK = true, FROM_WEIGHT = true;
   enum { MAX, SUM, SUMS };
   enum { LSE, SAVED };
-  enum { ROW_LSE, DOT, ROW_VALUES };
+  enum { ROW_LSE, DOT, ROW_VALUES };  // lse as exp_scaled() takes it
   float sink;
   __device__ Softmax(const KernelSettings&, float sink, int) : sink(sink) {}
   __device__ void start_sweep(int, int, float* sums, bool first) const {
@@ -37,14 +37,14 @@ template <class Maths> struct Softmax : PolicyDefaults {
     saved[LSE] = sums[MAX] + logf(sums[SUM]);
   }
   __device__ void row_for_backward(int, const float* saved, const float* dot, float* row) const {
-    row[ROW_LSE] = saved[LSE];
+    row[ROW_LSE] = saved[LSE] * Maths::EXP_SCALE;
     row[DOT] = dot[0];
   }
-  __device__ float weight(float z, const float* row) const { return Maths::exp(z, row[ROW_LSE]); }
+  __device__ float weight(float z, const float* row) const { return Maths::exp_scaled(z, row[ROW_LSE]); }
   __device__ float grad(float p, float dp, const float* row) const { return p * (dp - row[DOT]); }
   // a row's share of the gradient of a learned sink; rows [ROW_VALUES][count]
   __device__ static float sink_grad(float sink, const float* rows, size_t count) {
-    return -expf(sink - rows[ROW_LSE * count]) * rows[DOT * count];
+    return -Maths::exp_scaled(sink, rows[ROW_LSE * count]) * rows[DOT * count];
   }
 };
 template <class Maths> struct PolicyOf<kind_softmax, Maths> : OnePolicy<Softmax<Maths>> {};
