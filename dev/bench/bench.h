@@ -144,11 +144,14 @@ template <class T> struct AttentionCase {
     *dqkv = arrays.normal<T>(3 * elements);
   float* stats = arrays.normal<float>(statistics + 1);
   void* workspace = arrays.bytes(attention_backward_workspace(call));
+  float* bias = settings.bias == Bias::none ? nullptr : arrays.normal<float>(bias_floats(shape));
 
   AttentionCase(const AttentionSettings& settings, const AttentionShape& shape, const char* family = nullptr)
       : settings(settings),
         shape(shape),
-        call{.settings = this->settings, .shape = shape, .context = shape.T, .family = family} {}
+        call{.settings = this->settings, .shape = shape, .context = shape.T, .family = family} {
+    call.bias = bias;
+  }
   void forward(bool training) { attention_forward(out, stats, qkv, call, training); }
   void backward() { attention_backward(dqkv, dout, out, stats, qkv, workspace, call); }
   double forward_bytes(bool training) const { return 4.0 * elements * sizeof(T) + (training ? 4.0 * statistics : 0); }

@@ -43,7 +43,9 @@ for question in $asked; do
       step products 80 table "$build/bench_kernels" --json "$out/products.json" qkv "attention projection" mlp logits \
         cross_entropy layernorm ;;
     attention)
-      step attention 70 table "$build/bench_attention" softmax,lssar 64 "$lengths" --json "$out/attention.json" ;;
+      step attention 70 table "$build/bench_attention" softmax,lssar 64 "$lengths" --json "$out/attention.json"
+      step "attention with a bias" 30 table "$build/bench_attention" --bias fox softmax 64 "$lengths" \
+        --json "$out/bias.json" ;;
     counters)
       ! has ncu || step counters 80 last_line ncu --clock-control none --target-processes all \
         --section SpeedOfLight --section WarpStateStats --section ComputeWorkloadAnalysis \
