@@ -15,7 +15,8 @@
 //   sees<KEYS>(held, streamed)                    any other score is -inf
 //   ADDS                            whether c_i - c_j is added to z_ij before that, if there is a `bias` (on a CPU it
 //                                   may be nullptr); backward kernels then sum dz_ij by query and by key
-//   bias_rows(row), exact(row)      what tensor-core kernels read of rows from `row` on; all of c of a row
+//   bias_rows(row)                  what is read of c of the rows from `row` on, or nothing; of masks that add also:
+//   exact(row)                      all of c of a row
 //   c()[row], origin_difference(row, alike, other, origin)      c less its origin's; the origin of row less that of
 //                                   another, whose origin is given; alike: a row of the same origin, one for all lanes
 //   DOCUMENTS                       whether rows see their own document alone, if there are `documents` (on a CPU
@@ -42,6 +43,12 @@ template <int STREAM, bool WITH_GAP = false> struct StreamedTiles {
   }
 };
 
+// Of neighbouring rows: c less its origin's, and the origins of each BIAS_ROWS.
+struct BiasRows {
+  const float* c = nullptr;
+  const float2* origins = nullptr;
+};
+
 // Query i sees the keys j <= i.
 struct Causal {
   static constexpr bool ADDS = false, EVEN = false, DOCUMENTS = false;
@@ -55,6 +62,7 @@ struct Causal {
   }
   __host__ __device__ __forceinline__ int keys(int i) const { return i + 1; }
   __host__ __device__ __forceinline__ int first(int) const { return 0; }
+  __device__ __forceinline__ BiasRows bias_rows(int) const { return {}; }
   template <bool KEYS> __host__ __device__ __forceinline__ void hold(int, int) {}
   template <bool KEYS> __device__ __forceinline__ bool below(int held0, int rows, int stream0, int columns) const {
     return KEYS ? held0 + rows - 1 <= stream0 : stream0 + columns - 1 <= held0;
@@ -89,12 +97,6 @@ struct Window : Causal {
     if (KEYS) return sees<false>(streamed, held);
     return (streamed <= held) & ((held - window < streamed) | (streamed < sink_tokens));  // && and || would be branches
   }
-};
-
-// Of neighbouring rows: c less its origin's, and the origins of each BIAS_ROWS.
-struct BiasRows {
-  const float* c = nullptr;
-  const float2* origins = nullptr;
 };
 
 // The same, and c_i - c_j is added to z_ij, where c is KernelSettings::bias. Behind the last position c and its origin

@@ -35,7 +35,7 @@ template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys
     Mask mask(a.settings, a.shape.T, tile.head);
     auto query_tiles = mask.template query_tiles<STREAM>(row, Tile::HELD);
     for (int i0 = query_tiles.begin; i0 < query_tiles.stop; i0 = query_tiles.next(i0)) {
-      stages.fetch(a.qkv, b, i0, h, Base::bias_rows(mask, i0), rows + i0, a.shape.row_values_pitch());
+      stages.fetch(a.qkv, b, i0, h, mask.bias_rows(i0), rows + i0, a.shape.row_values_pitch());
       stages.fetch(a.dout, b, i0, h);
     }
   }

@@ -120,11 +120,6 @@ template <class Arguments, class Mask_, class Tile_> struct HopperPass {
     if constexpr (Mask::ADDS)
       store_dz_sums(a.dz_sums + size_t(tile.head) * a.shape.T, block_row, a.shape.T, sums, mine);
   }
-  // For Stages::fetch().
-  static __device__ __forceinline__ BiasRows bias_rows(const Mask& mask, int row) {
-    if constexpr (Mask::ADDS) return mask.bias_rows(row);
-    else return {};
-  }
   // load() where keys and values stream past; before them the keys alone, if there are two sweeps.
   static __device__ __forceinline__ void load_keys_and_values(Stages<Tile>& stages, const Arguments& a,
                                                               const RowTile& tile, bool two_sweeps = false) {
@@ -132,7 +127,7 @@ template <class Arguments, class Mask_, class Tile_> struct HopperPass {
     Mask mask(a.settings, a.shape.T, tile.head);
     auto key_tiles = mask.template key_tiles<Tile::STREAM>(tile.tile * Tile::HELD, Tile::HELD);
     int steps = key_tiles.end();
-    auto fetch_keys = [&](int row) { stages.fetch(a.qkv, b, row, H + h, bias_rows(mask, row)); };
+    auto fetch_keys = [&](int row) { stages.fetch(a.qkv, b, row, H + h, mask.bias_rows(row)); };
     for (int step = 0; step < two_sweeps * steps; step++) fetch_keys(key_tiles.row(step));
     for (int step = 0; step < steps; step++) {
       fetch_keys(key_tiles.row(step));
