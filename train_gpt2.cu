@@ -241,8 +241,8 @@ class Gpt2 final : public Model {
   void classify(Activations<Real>& act, int N, float dloss);
   void regress(Activations<Real>& act, const float* values, int N, float dloss);
   void gate_qkv_backward(Real* dqkv, const Layer& a, int N);
-  void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias, int l, int N,
-                       int in, int out, int biased, Real* before_gelu = nullptr);
+  void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, int l, int N, int in, int out,
+                       Real* before_gelu = nullptr);
   void backward(Activations<Real>& act, int B, int T);
   void reduce_from(size_t offset);
 
@@ -404,7 +404,9 @@ template <class Real>
 void Gpt2<Real>::regress(Activations<Real>& act, const float* values, int N, float dloss) {
   matmul<Real, float>({.d = act.outputs, .a = act.lnf, .b = weight(HEAD_W), .m = N, .n = Kp, .k = C}, stream);
   squared_error(act.losses, act.outputs, act.doutputs, weight(HEAD_B), values, row_weights_, dloss, N, K, Kp, stream);
-  if (dloss != 0) linear_backward(b.dnorm, act.doutputs, act.lnf, HEAD_W, HEAD_B, 0, N, C, Kp, K);
+  if (dloss == 0) return;
+  linear_bias_backward<Real>(gradient(HEAD_B), act.doutputs, b.workspace, N, K, Kp, stream);
+  linear_backward(b.dnorm, act.doutputs, act.lnf, HEAD_W, 0, N, C, Kp);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -420,15 +422,13 @@ void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
                       H, D, stream);
 }
 
-// For output [N, out] = input [N, in] W + bias: dW, dbias +=; dinput = doutput W^T, and through GELU if before_gelu is
-// given. dbias is summed of the first `biased` columns; where doutput is dx, layernorm_backward() has summed it
-// already.
+// For output [N, out] = input [N, in] W + bias: dW +=; dinput = doutput W^T, and through GELU if before_gelu is given.
+// The bias's gradient is linear_bias_backward()'s; where doutput is dx, layernorm_backward() has summed it already.
 template <class Real>
-void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, Parameter bias,
-                                 int l, int N, int in, int out, int biased, Real* before_gelu) {
+void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, int l, int N,
+                                 int in, int out, Real* before_gelu) {
   matmul<Real, float>({.d = gradient(w, l), .a = input, .b = doutput, .m = in, .n = out, .k = N, .trans_a = true,
-                       .beta = 1, .dbias = biased ? gradient(bias, l) : nullptr, .biased = biased,
-                       .scratch = b.workspace}, stream);
+                       .beta = 1}, stream);
   matmul<Real, Real>({.d = dinput, .a = doutput, .b = weight(w, l), .m = N, .n = in, .k = out, .trans_b = true,
                       .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none, .aux = before_gelu}, stream);
 }
@@ -447,9 +447,10 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     else if (config_.train.recompute == Recompute::gelu) gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
     Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
     // 11 and GELU: dx is the gradient of a sum, so of both its terms
-    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, MLP_PROJ_B, l, N, F, C, 0, a.fc);
+    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, l, N, F, C, a.fc);
     // 10  the MLP's hidden layer
-    linear_backward(dln, dfc, a.ln2, FC_W, FC_B, l, N, C, F, F);
+    linear_bias_backward<Real>(gradient(FC_B, l), dfc, b.workspace, N, F, F, stream);
+    linear_backward(dln, dfc, a.ln2, FC_W, l, N, C, F);
     // 9  dx += the MLP's part; dx is now the gradient of mid, a sum as well
     bool gate_follows = gated(a, GatePosition::output);
     layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), gate_follows ? nullptr : gradient(ATT_PROJ_B, l),
@@ -463,8 +464,9 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                           N, 1, C, stream);
     }
     // 7  the projection
-    linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, ATT_PROJ_B, l, N, A, C,
-                    gate_follows ? C : 0);
+    if (gate_follows)
+      linear_bias_backward<Real>(gradient(ATT_PROJ_B, l), dprojected, b.workspace, N, C, C, stream);
+    linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, l, N, A, C);
     // 6  the gate at sdpa
     if (gated(a, GatePosition::sdpa))
       gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - Z, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N,
@@ -479,7 +481,8 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     gate_qkv_backward(dqkv, a, N);
     // 2  queries, keys, values and the gate's logits
     int biased = gradient(GATE_B, l) ? Q : 3 * A + Z;  // a gate may have no bias: its columns must stay zero
-    linear_backward(dln, dqkv, a.ln1, QKV_W, QKV_B, l, N, C, Q, biased);
+    linear_bias_backward<Real>(gradient(QKV_B, l), dqkv, b.workspace, N, biased, Q, stream);
+    linear_backward(dln, dqkv, a.ln1, QKV_W, l, N, C, Q);
     // 1  dx += attention's part
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
                        dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream);

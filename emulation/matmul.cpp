@@ -19,7 +19,6 @@
 #include "emulation/pool.h"
 #include "emulation/streams.h"
 #include "kernels/gelu.cuh"
-#include "kernels/linear_bias.cuh"
 #include "kernels/profile.h"
 
 namespace {
@@ -155,7 +154,6 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cud
       multiply_tile(p, part, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
     });
   });
-  if (p.dbias) linear_bias_backward(p.dbias, p.b, p.scratch, p.k, p.biased, p.ldb, stream);
 }
 
 template void matmul(const Matmul<float, float>&, cudaStream_t);

@@ -20,7 +20,6 @@
 #include "kernels/device_memory.h"
 #include "kernels/elementwise.cuh"
 #include "kernels/gelu.cuh"
-#include "kernels/linear_bias.cuh"
 #include "kernels/profile.h"
 #include "kernels/reduce.cuh"
 
@@ -131,9 +130,8 @@ template <class V> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAt
   CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
 }
 
-// Where a fused epilogue finds its arrays in this call. cuBLASLt does not add to a bias's gradient.
+// Where a fused epilogue finds its arrays in this call.
 template <class TIn, class TOut> void set_arrays(const Plan& plan, const Matmul<TIn, TOut>& p) {
-  if (plan.fused && p.dbias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.scratch);
   if (!plan.fused || p.epilogue == Epilogue::none) return;
   if (p.epilogue != Epilogue::dgelu) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
   if (p.aux && p.epilogue != Epilogue::bias) set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux);
@@ -154,11 +152,10 @@ template <class TIn, class TOut> std::unique_ptr<Plan> describe(const Matmul<TIn
   layout(&plan->a, data_type<TIn>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb);
   layout(&plan->b, data_type<TIn>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda);
   layout(&plan->d, data_type<TOut>, p.m, p.n, p.ldd);
-  if (!fused || (p.epilogue == Epilogue::none && !p.dbias)) return plan;
+  if (!fused || p.epilogue == Epilogue::none) return plan;
   cublasLtEpilogue_t with_gelu = p.aux ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
   set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-      p.dbias                         ? CUBLASLT_EPILOGUE_BGRADA
-      : p.epilogue == Epilogue::bias  ? CUBLASLT_EPILOGUE_BIAS
+      p.epilogue == Epilogue::bias    ? CUBLASLT_EPILOGUE_BIAS
       : p.epilogue == Epilogue::dgelu ? CUBLASLT_EPILOGUE_DGELU
                                       : with_gelu);
   if (p.aux && p.epilogue != Epilogue::bias) set(plan->operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(p.ldd));
@@ -237,11 +234,6 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
 
 // The rest of the work, after the plan's product.
 template <class TIn, class TOut> void finish(const Plan& plan, const Matmul<TIn, TOut>& p, cudaStream_t stream) {
-  if (p.dbias && plan.fused) {
-    add_column_sums({{p.dbias}, 1}, p.biased, static_cast<const float*>(p.scratch), 1, stream);
-  } else if (p.dbias) {
-    linear_bias_backward(p.dbias, p.b, p.scratch, p.k, p.biased, p.ldb, stream);
-  }
   if (plan.fused || p.epilogue == Epilogue::none) return;
   if constexpr (std::is_same_v<TIn, TOut>)
     LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, p.d, p.bias,
@@ -391,12 +383,11 @@ float error_of(const Plan& plan, const Algorithm& algorithm, Matmul<TIn, TOut> p
   bool keeps = p.epilogue == Epilogue::bias_gelu && p.aux, biased = p.bias != nullptr;
   size_t row_bytes = p.ldd * (sizeof(TOut) + (keeps ? sizeof(TIn) : 0));
   int height = int(std::min<size_t>(p.m, workspace_size / row_bytes / 8 * 8));  // aligned rows of A and C
-  float *largest, *plain_dbias;
+  float* largest;
   TIn *bias, *a, *b;
   size_t elements_a = size_t(p.trans_a ? p.k : p.m) * p.lda, elements_b = size_t(p.trans_b ? p.n : p.k) * p.ldb;
   Temporary memory([&](MemoryPlan& plan) {
     plan.add(&largest, 2 * CHECK_WARPS, "");
-    plan.add(&plain_dbias, p.biased, "");
     plan.add(&bias, p.n, "");
     plan.add(&a, elements_a, "");
     plan.add(&b, elements_b, "");
@@ -417,11 +408,10 @@ float error_of(const Plan& plan, const Algorithm& algorithm, Matmul<TIn, TOut> p
     slice.a += begin * size_t(p.trans_a ? 1 : p.lda);
     if (p.c) slice.c += begin * size_t(p.ldd);
     if (p.aux) slice.aux = keeps ? plain_aux : p.aux + begin * size_t(p.ldd);
-    slice.dbias = p.dbias && begin == 0 ? plain_dbias : nullptr;
     return slice;
   };
 
-  Comparison outputs, gradients;
+  Comparison outputs;
   if (biased) {
     Matmul<TIn, TOut> slice = rows(0);
     slice.epilogue = Epilogue::none, slice.bias = nullptr, slice.aux = nullptr;
@@ -435,7 +425,6 @@ float error_of(const Plan& plan, const Algorithm& algorithm, Matmul<TIn, TOut> p
   };
   fill(p.d, p.beta != 0 ? 0 : 0xff, p.m);  // 0xff: NaN
   if (keeps) fill(p.aux, 0xff, p.m);
-  if (p.dbias) zero(p.dbias, p.biased, stream), zero(plain_dbias, p.biased, stream);
   set_arrays(plan, p);
   for (int i = 0; i < times; i++) {
     if (multiply(plan, algorithm, p, workspace(stream), workspace_size, stream) != CUBLAS_STATUS_SUCCESS) return WRONG;
@@ -448,17 +437,15 @@ float error_of(const Plan& plan, const Algorithm& algorithm, Matmul<TIn, TOut> p
     compare(outputs, largest, p.d + begin * size_t(p.ldd), plain_d, slice.m, p.n, p.ldd, stream);
     if (keeps) compare(outputs, largest, p.aux + begin * size_t(p.ldd), plain_aux, slice.m, p.n, p.ldd, stream);
   }
-  if (p.dbias) compare(gradients, largest, p.dbias, plain_dbias, 1, p.biased, p.biased, stream);
-  if (!outputs.possible() || (p.dbias && !gradients.possible())) return CANNOT_SAY;
+  if (!outputs.possible()) return CANNOT_SAY;
   float sums = 2 * float(p.k) * 0x1p-23f, u = std::is_same_v<TOut, float> ? 0x1p-24f : 0x1p-8f;
-  float error = outputs.difference / outputs.size / (sums + 4 * u);
-  return p.dbias ? std::max(error, gradients.difference / gradients.size / (sums + 4 * 0x1p-24f)) : error;
+  return outputs.difference / outputs.size / (sums + 4 * u);
 }
 
 template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   MatmulChoices& choices = device().choices;
   if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
-  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux, p.c, static_cast<char*>(p.scratch));
+  bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux, p.c);
   Shape shape{.type_in = int(data_type<TIn>),
               .type_out = int(data_type<TOut>),
               .m = p.m,
@@ -470,7 +457,7 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
               .ldb = p.ldb,
               .ldd = p.ldd,
               .accumulate = p.c ? 2 : p.beta != 0,
-              .epilogue = p.dbias ? -1 : int(p.epilogue),
+              .epilogue = int(p.epilogue),
               .has_aux = p.aux != nullptr,
               .alignment = aligned ? 16 : int(sizeof(TIn))};
   std::unique_ptr<Plan>& plan = device().plans[shape];
@@ -482,7 +469,7 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
   // A fused epilogue wants its arrays at multiples of 16 bytes. In float GELU is always ours: what is recomputed for
   // the backward pass is then what the forward pass had, to the bit.
   bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
-  bool more = p.epilogue != Epilogue::none || p.dbias;
+  bool more = p.epilogue != Epilogue::none;
   bool fusible = !more || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0));
   auto possible = [&](bool fused) { return fused ? fusible : more; };
   std::string name = shape_text(shape);
@@ -495,17 +482,15 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
 
   // Adding to D many times would change it. Without memory for another D nothing is measured.
   Matmul<TIn, TOut> trial = p;
-  bool adds = p.beta != 0 || p.dbias;
+  bool adds = p.beta != 0;
   Temporary spare([&](MemoryPlan& arrays) {
     if (adds) arrays.add(&trial.d, size_t(p.m) * p.ldd, "");
-    if (p.dbias) arrays.add(&trial.dbias, p.biased, "");
   });
   // An experiment, which ends when dev/gpu/visit.sh has asked a GPU: the heuristic's first algorithm, unmeasured, with
   // cuBLASLt's epilogue where it can be ("fused") or with ours.
   static const char* first = std::getenv("PLUSGPT_FIRST_PRODUCT");
   bool measured = bool(spare) && !first;
   if (adds && measured) zero(trial.d, size_t(p.m) * p.ldd, stream);
-  if (p.dbias && measured) zero(trial.dbias, p.biased, stream);
   uint32_t out_alignment = aligned ? 16 : sizeof(TOut);
   struct Finalist {
     float time;

@@ -19,9 +19,6 @@ enum class Epilogue {
 // A is [m, k], or [k, m] with trans_a; B is [k, n], or [n, k] with trans_b. Leading dimensions count elements of a row;
 // 0 = contiguous. aux and c have D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>;
 // c needs beta 0 and Epilogue::none or bias. D overlaps none of the others.
-// Where D is the gradient of a weight, in float, and B that of an output: dbias += the column sums of B's first
-// columns. On the GPU an epilogue makes them if that is faster than a kernel. scratch has
-// linear_bias_backward_workspace(k, n) bytes.
 template <class TIn, class TOut = TIn> struct Matmul {
   TOut* d;
   const TIn* a;
@@ -34,9 +31,6 @@ template <class TIn, class TOut = TIn> struct Matmul {
   const TIn* bias = nullptr;  // [n]
   TIn* aux = nullptr;         // [m, n]
   const TOut* c = nullptr;    // [m, n]
-  float* dbias = nullptr;     // [biased], biased <= n
-  int biased = 0;
-  void* scratch = nullptr;
 };
 
 // Fills in contiguous leading dimensions; fails on a combination that has no meaning.
@@ -51,8 +45,6 @@ template <class TIn, class TOut> void check_matmul(Matmul<TIn, TOut>& p) {
     failure("matmul: this epilogue adds a bias; set `bias`");
   if (p.c && (p.beta != 0 || (!plain && p.epilogue != Epilogue::bias)))
     failure("matmul: c needs beta 0 and epilogue none or bias");
-  if (p.dbias && (!plain || p.trans_b || !p.scratch || p.biased > p.n || !std::is_same_v<TOut, float>))
-    failure("matmul: dbias needs a float D, untransposed B, scratch, and biased <= n");
   if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: set `aux`, the values before GELU");
 }
 

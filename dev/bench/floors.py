@@ -66,9 +66,7 @@ def launches(m):
   o2 = 4 * N * A if m.kind == "lssar" else 0
   chunks = -(-N * V // CHUNK)
   rows, tiles = N / chunks, -(-N // (128 * chunks)) * -(-C // 256)  # of a chunk; tiles of 128 x 256
-  # Layernorm's backward sums both projections' biases. For these two a step uses whichever was measured to be faster: a
-  # pass, or the epilogue BGRADA of the weight's product. What that epilogue costs is not known, so the pass is counted:
-  # the choice can only be faster.
+  # Layernorm's backward sums both projections' biases. These two are passes.
   biases = {"MLP": F, "q, k, v": 3 * A}
 
   def product(name, rate, inner, outer, aux=0, residual=0):

@@ -147,8 +147,8 @@ template <class T> static void measure(const Model& m) {
   line("cross_entropy, both", 2.0 * rows * Vp * s, 0,
        [&] { cross_entropy<T>(losses, logits, inputs, 1.0f / rows, rows, V, Vp, stream); });
 
-  // forward, input gradient, weight gradient of [N, in] x [in, out]; biased: with the bias's, summed by no other kernel
-  auto products = [&](const char* what, int in, int out, bool biased) {
+  // forward, input gradient, weight gradient of [N, in] x [in, out]
+  auto products = [&](const char* what, int in, int out) {
     double flops = 2.0 * N * in * out, activations = double(N) * (in + out), weights = double(in) * out;
     line(std::string(what) + " forward + bias", (activations + weights) * s, flops, [&] {
       matmul<T, T>(
@@ -159,15 +159,14 @@ template <class T> static void measure(const Model& m) {
       matmul<T, T>({.d = wide2, .a = wide, .b = weight, .m = N, .n = in, .k = out, .trans_b = true}, stream);
     });
     Matmul<T, float> weight_gradient{.d = dweight, .a = wide, .b = wide2, .m = in, .n = out, .k = N, .trans_a = true};
-    weight_gradient.beta = 1, weight_gradient.biased = out, weight_gradient.scratch = workspace;
-    if (biased) weight_gradient.dbias = dgamma;
+    weight_gradient.beta = 1;
     line(std::string(what) + " dweight", activations * s + 8 * weights, flops,
          [&] { matmul(weight_gradient, stream); });
   };
-  products("qkv", C, 3 * C, true);
-  products("attention projection", C, C, false);
-  products("mlp", C, F, true);
-  products("mlp projection", F, C, false);
+  products("qkv", C, 3 * C);
+  products("attention projection", C, C);
+  products("mlp", C, F);
+  products("mlp projection", F, C);
   line("mlp projection forward + bias, residual", (2 * NC + double(N) * F + double(F) * C) * s, 2 * NC * F, [&] {
     matmul<T, T>(
         {.d = y, .a = wide, .b = weight, .m = N, .n = C, .k = F, .epilogue = Epilogue::bias, .bias = bias, .c = x},

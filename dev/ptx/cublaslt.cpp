@@ -63,8 +63,7 @@ cublasStatus_t refused(const char* why) {
 // The documentation's demands on an epilogue's arrays. Stricter than it: no attribute of another epilogue is set.
 cublasStatus_t check_epilogue(const Description& d, const Layout& out) {
   constexpr int AUXILIARY = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
-  const bool with_bias = d.epilogue() & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADA),
-             with_auxiliary = d.epilogue() & AUXILIARY;
+  const bool with_bias = d.epilogue() & CUBLASLT_EPILOGUE_BIAS, with_auxiliary = d.epilogue() & AUXILIARY;
   for (int attribute : {CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE}) {
     if (!with_bias && d.attributes.count(attribute)) return refused("a bias is set, and the epilogue adds none");
   }
@@ -298,8 +297,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
   const bool with_gelu = epilogue == CUBLASLT_EPILOGUE_GELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
   const bool with_bias = with_gelu || epilogue == CUBLASLT_EPILOGUE_BIAS;
   const bool keeps = epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, derives = epilogue == CUBLASLT_EPILOGUE_DGELU;
-  const bool sums = epilogue == CUBLASLT_EPILOGUE_BGRADA;  // of A's rows, over k
-  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && !with_bias && !derives && !sums) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT && !with_bias && !derives) return CUBLAS_STATUS_NOT_SUPPORTED;
 
   void* bias = reinterpret_cast<void*>(d.get<uint64_t>(CUBLASLT_MATMUL_DESC_BIAS_POINTER, 0));
   void* auxiliary = reinterpret_cast<void*>(d.get<uint64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 0));
@@ -311,12 +309,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
   const std::vector<float> left = vectors(A, a, rows, depth, transpose_a);
   const std::vector<float> right = vectors(B, b, columns, depth, !transpose_b);
   const auto product = a.type == CUDA_R_16BF && b.type == CUDA_R_16BF ? tensor_core_dot : dot;
-  const std::vector<float> ones(sums ? depth : 0, 1);
-  // The last column lacks the last part of k, the bias or the derivative, and the last sum its last term.
+  // The last column lacks the last part of k, the bias or the derivative.
   const bool wrong = ptx::options().wrong_products && algorithm.rank == 0;
-  for (uint64_t row = 0; sums && row < rows; row++) {
-    store(bias, row, bias_type, dot(&left[row * depth], ones.data(), depth - (wrong && row == rows - 1)));
-  }
   for (uint64_t column = 0; column < columns; column++) {
     const bool wrong_here = wrong && column == columns - 1;
     for (uint64_t row = 0; row < rows; row++) {

@@ -5,7 +5,6 @@
 #include <cstdlib>
 
 #include "kernels/gelu.cuh"
-#include "kernels/linear_bias.cuh"
 #include "kernels/matmul.cuh"
 #include "test/kernels/reference.h"
 #include "test/kernels/tensor_core.h"
@@ -160,48 +159,6 @@ template <class TIn, class TOut> static void test_reproducible() {
   });
 }
 
-// The gradients of a weight and of a bias, of which the last columns may have none.
-template <class T> static void test_bias_gradient(int m, int n, int k, int biased) {
-  std::string name = format("matmul %dx%dx%d with the gradient of %d biases", m, n, k, biased);
-  Pool products(name, unit_roundoff<float>), biases(name, unit_roundoff<float>);
-  for (unsigned seed : Pool::seeds(n)) {
-    auto a = random_normal<T>(size_t(k) * m, seed), b = random_normal<T>(size_t(k) * n, seed + 1);
-    auto d0 = random_normal<float>(size_t(m) * n, seed + 2), dbias0 = random_normal<float>(n, seed + 3);
-    DeviceArray<float> d(d0), dbias(dbias0);
-    DeviceArray<char> scratch(linear_bias_backward_workspace(k, n));
-    matmul<T, float>({.d = d,
-                      .a = DeviceArray<T>(a),
-                      .b = DeviceArray<T>(b),
-                      .m = m,
-                      .n = n,
-                      .k = k,
-                      .trans_a = true,
-                      .beta = 1,
-                      .dbias = dbias,
-                      .biased = biased,
-                      .scratch = scratch},
-                     nullptr);
-    auto reference = [&]<class P>(P) {
-      auto sums = widen<P>(dbias0), all = sums;
-      ref_bias_backward<P>(all, widen<P>(b), k, n, n);
-      std::copy_n(all.begin(), biased, sums.begin());
-      return std::pair(ref_matmul<P>(widen<P>(d0), widen<P>(a), widen<P>(b), m, n, k, true, false, n, m, n, 1).d, sums);
-    };
-    auto [exact_d, exact_dbias] = reference(Exact());
-    using Plain = std::conditional_t<std::is_same_v<T, float>, Naive<float>, OnTensorCores>;
-    products.add(d.download(), exact_d, reference(Plain()).first);
-    biases.add(dbias.download(), exact_dbias, reference(Naive<float>()).second);
-  }
-}
-
-TEST(Matmul, GradientsOfBiases) {
-  for (auto [m, n, k, biased] : {std::tuple(1, 1, 1, 1), std::tuple(24, 40, 1100, 40), std::tuple(40, 72, 300, 64),
-                                 std::tuple(13, 33, 70, 31)}) {
-    test_bias_gradient<float>(m, n, k, biased);
-    test_bias_gradient<bf16>(m, n, k, biased);
-  }
-}
-
 TEST(Matmul, Reproducible) {
   test_reproducible<float, float>();
   test_reproducible<bf16, bf16>();
@@ -259,7 +216,6 @@ TEST(Matmul, WrongAlgorithmsAreDroppedNamedAndForgotten) {
       for (Epilogue epilogue : {Epilogue::bias, Epilogue::bias_gelu, Epilogue::dgelu})
         test_matmul<bf16, bf16>({64, n, 128, 0, 0, epilogue}, false, false);
       test_matmul<bf16, float>({24, n, 1100, 0, 1}, true, false);
-      test_bias_gradient<bf16>(24, n, 1100, n);
     }
   };
   matmul_choices()->forget();
@@ -318,7 +274,6 @@ TEST(Matmul, RefusesImpossibleArguments) {
   refuse([](Product& p) { p.epilogue = Epilogue::bias; });
   refuse([](Product& p) { p.epilogue = Epilogue::dgelu; });
   refuse([&](Product& p) { p.beta = 1, p.epilogue = Epilogue::bias, p.bias = x; });
-  refuse([&](Product& p) { p.dbias = x, p.biased = 4; });  // without scratch memory
   refuse([&](Product& p) { p.beta = 1, p.c = x; });
   refuse([&](Product& p) { p.epilogue = Epilogue::dgelu, p.aux = x, p.c = x; });
   matmul<float, float>({.d = x, .a = x, .b = x, .m = 0, .n = 4, .k = 4}, nullptr);  // nothing to do
