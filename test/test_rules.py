@@ -53,7 +53,7 @@ def sources(*endings):
 # What the house weighs. Only a commit about these numbers raises them, and says what the reader gets for it: a
 # capability names what it retires, and an experiment when it leaves.
 MOST_TYPES_OF_ATTENTION = 102  # beside those of the kinds, which are one file each
-MOST_LINES = 34366  # of sources outside dev/ and test/
+MOST_LINES = 34411  # of sources outside dev/ and test/
 
 
 class Rules(unittest.TestCase):
