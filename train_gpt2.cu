@@ -475,13 +475,15 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     //          columns 3A .. 3A+Z of dqkv
     AttentionCall<Real> call = attention_of(a, l, B, T);
     if (a.att_norms) norm_output_backward(b.datt, a.att, a.att_norms, call);
+    if (gated_part(a) < 0) call.dqkv_sums = gradient(QKV_B, l);  // else step 3 changes dqkv
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, call, true);
     position_bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, call);
     // 3  the gate on queries, keys or values
     gate_qkv_backward(dqkv, a, N);
     // 2  queries, keys, values and the gate's logits
     int biased = gradient(GATE_B, l) ? Q : 3 * A + Z;  // a gate may have no bias: its columns must stay zero
-    linear_bias_backward<Real>(gradient(QKV_B, l), dqkv, b.workspace, N, biased, Q, stream);
+    int summed = call.dqkv_sums ? 3 * A : 0;
+    linear_bias_backward<Real>(gradient(QKV_B, l) + summed, dqkv + summed, b.workspace, N, biased - summed, Q, stream);
     linear_backward(dln, dqkv, a.ln1, QKV_W, l, N, C, Q);
     // 1  dx += attention's part
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,

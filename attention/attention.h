@@ -45,6 +45,7 @@ template <class T> struct AttentionCall {
   float* dsink = nullptr;                  // +=
   const T* learned[MOST_PARAMETERS] = {};  // KindRow::learned; without one its initial value holds
   float* dlearned[MOST_PARAMETERS] = {};   // +=
+  float* dqkv_sums = nullptr;  // [3 A] += the column sums of dqkv: the gradient of a bias that made q, k and v
   // c [B, H, bias_floats(T)] and BIAS_SLACK floats (below): scores are q_i . k_j + c_i - c_j
   const float* bias = nullptr;
   // [B, T]: the first position of a position's document, and the one behind its last (documents.cuh). Read if the
@@ -93,8 +94,8 @@ int attention_statistics(const AttentionSettings& settings, int D);
 // The name of the family that would run the call on this device, if all arrays are aligned as cudaMalloc() does.
 template <class T> const char* attention_family(const AttentionCall<T>& call);
 
-// Bytes: 32 per row (b, h, t), with the rows of a head rounded up to 128, so linear in T; and what the kernels of
-// attention_family() ask for (BackwardWorkspace::dq_sums).
+// Bytes: 32 per row (b, h, t), with the rows of a head rounded up to 128, and 12 D per head and SUMMED_ROWS of them, so
+// linear in T; and what the kernels of attention_family() ask for (BackwardWorkspace::dq_sums).
 template <class T> size_t attention_backward_workspace(const AttentionCall<T>& call);
 
 // What is where in that workspace. The sums stay for those who read them after attention_backward().
@@ -102,8 +103,11 @@ struct BackwardWorkspace {
   float* row_values;    // [Policy::ROW_VALUES][B, H, pitch]: what the kernels read of each row (KernelShape)
   float* learned_sums;  // [KindRow::learned][B, H, T], in the end of that space: over a query's keys, of gradients
   float *dz_by_query, *dz_by_key;  // [B, H, T], with a bias: over a query's keys, or a key's queries, of dz_ij
+  float* column_sums;              // [column_sums_count(), 3 A]: of up to SUMMED_ROWS rows of dqkv, all of one sequence
   float* dq_sums;                  // of kernels that have dQ in parts (hopper/backward_heads.cuh)
 };
+constexpr int SUMMED_ROWS = 64;
+inline int column_sums_count(const AttentionShape& s) { return s.B * ((s.T + SUMMED_ROWS - 1) / SUMMED_ROWS); }
 BackwardWorkspace backward_workspace(void* workspace, const AttentionSettings& settings, const AttentionShape& shape);
 
 // Writes out; writes stats only when training (otherwise it may be nullptr).
@@ -113,6 +117,7 @@ void attention_forward(T* out, float* stats, const T* qkv, const AttentionCall<T
 // Writes dqkv from the forward's inputs and outputs. With undo_preparation, gradients of q and k are those of
 // prepare_forward()'s inputs, as prepare_backward() makes them: by that or, where Hopper's kernels can, before they are
 // rounded and stored. The latter saves one read and one write of both gradients and, with a norm, one read of q and k.
+// Where they can, they also sum the columns of dqkv for AttentionCall::dqkv_sums, which saves another read of it.
 template <class T>
 void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats, const T* qkv, void* workspace,
                         const AttentionCall<T>& call, bool undo_preparation = false);

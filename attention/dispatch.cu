@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "attention/family.h"
+#include "kernels/linear_bias.cuh"
+#include "kernels/reduce.cuh"
 
 namespace {
 
@@ -113,18 +115,22 @@ int attention_statistics(const AttentionSettings& settings, int D) {
 static size_t workspace_of_rows(const AttentionShape& s) {
   return size_t(ROW_VALUES_MOST + 2) * s.B * s.H * workspace_rows(s.T);  // floats
 }
+static size_t column_sums_size(const AttentionShape& s) { return size_t(column_sums_count(s)) * 3 * s.H * s.D; }
 template <class T> const char* attention_family(const AttentionCall<T>& call) { return family_for<T>(call, {}).name; }
 
 template <class T> size_t attention_backward_workspace(const AttentionCall<T>& call) {
   auto more = family_for<T>(call, {}).backward_workspace;
-  return workspace_of_rows(call.shape) * sizeof(float) + (more ? more(call.shape) : 0);
+  size_t floats = workspace_of_rows(call.shape) + column_sums_size(call.shape);
+  return floats * sizeof(float) + (more ? more(call.shape) : 0);
 }
 
 BackwardWorkspace backward_workspace(void* workspace, const AttentionSettings& settings, const AttentionShape& s) {
   float* row_values = static_cast<float*>(workspace);
   float* dz_by_query = row_values + size_t(ROW_VALUES_MOST) * s.B * s.H * workspace_rows(s.T);
   float* learned_sums = dz_by_query - kind_row(settings.kind).learned.size() * s.rows();
-  return {row_values, learned_sums, dz_by_query, dz_by_query + s.rows(), row_values + workspace_of_rows(s)};
+  float* column_sums = row_values + workspace_of_rows(s);
+  return {
+      row_values, learned_sums, dz_by_query, dz_by_query + s.rows(), column_sums, column_sums + column_sums_size(s)};
 }
 
 template <class T>
@@ -145,13 +151,19 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
   Preparation<T> preparation;
   // A whole tile's width of channels: then both channels that RoPE turns together belong to one thread. The gradient of
   // ssmax's scale is a sum over rows that prepare_backward() makes.
-  if (undo_preparation && family.undoes_preparation && (D == 64 || D == 128) && s.scale != Scale::ssmax)
-    preparation = {true, call.rope, call.norms, s.qk_norm, row_scale(call)};
+  bool finishes = family.finishes_gradients && (D == 64 || D == 128) && s.scale != Scale::ssmax;
+  if (finishes && undo_preparation) preparation = {true, call.rope, call.norms, s.qk_norm, row_scale(call)};
   BackwardWorkspace parts = backward_workspace(workspace, s, call.shape);
-  family.backward({dqkv, dout, out, stats, qkv, parts, sink_of(call), preparation, kernel_settings(call), call});
+  family.backward({dqkv, dout, out, stats, qkv, parts, sink_of(call), preparation, finishes && call.dqkv_sums,
+                   kernel_settings(call), call});
   for (size_t l = 0; l < kind_row(s.kind).learned.size(); l++)
     if (call.dlearned[l]) add_sums_of_heads<T>(call.dlearned[l], parts.learned_sums + l * call.shape.rows(), call);
   if (undo_preparation && !preparation.undo) prepare_backward(dqkv, qkv, call, workspace);
+  int columns = 3 * call.shape.H * D, rows = call.shape.B * call.shape.T;
+  if (call.dqkv_sums && finishes)
+    add_column_sums({{call.dqkv_sums}, 1}, columns, parts.column_sums, column_sums_count(call.shape), call.stream);
+  if (call.dqkv_sums && !finishes)
+    linear_bias_backward(call.dqkv_sums, dqkv, parts.column_sums, rows, columns, call.row_stride(), call.stream);
 }
 
 template <class T>

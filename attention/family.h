@@ -48,8 +48,8 @@ inline int workspace_rows(int T) { return (T + 127) / 128 * 128; }
 // Of any policy, with its LEARNED, whose sums lie in the end of this space (BackwardWorkspace).
 constexpr int ROW_VALUES_MOST = 6;
 
-// dqkv =, call.dsink [H] += (or nullptr); preparation: see Family. In the workspace: row_values, Policy::ROW_VALUES
-// floats per row (b, h, t < workspace_rows(T)), and the sums =.
+// dqkv =, call.dsink [H] += (or nullptr); preparation and sums_columns: see Family. In the workspace: row_values,
+// Policy::ROW_VALUES floats per row (b, h, t < workspace_rows(T)), and the sums =; column_sums only if sums_columns.
 template <class T> struct BackwardCall {
   T* dqkv;
   const T *dout, *out;
@@ -58,6 +58,7 @@ template <class T> struct BackwardCall {
   BackwardWorkspace workspace;
   const T* sink;
   Preparation<T> preparation;
+  bool sums_columns;
   KernelSettings settings;
   AttentionCall<T> call;
 };
@@ -80,7 +81,8 @@ template <class T> struct Family {
   // The arguments of attention_diagnose(); may be missing.
   void (*diagnose)(float*, const float*, const T*, const AttentionCall<T>&, const KernelSettings&) = nullptr;
   size_t (*backward_workspace)(const AttentionShape&) = nullptr;  // bytes of BackwardWorkspace::dq_sums; may be missing
-  bool undoes_preparation = false;  // backward does what BackwardCall::preparation asks for, with heads of 64 or 128
+  // With heads of 64 or 128, backward undoes the preparation and sums columns as it stores gradients, if that is asked.
+  bool finishes_gradients = false;
 };
 
 // The families that a build has for a kind, in their order.

@@ -7,9 +7,9 @@ namespace {
 
 struct BackwardArguments {
   const TensorMap &dqkv, &dout, &qkv;
-  float* dz_sums;       // [B, H, T] = of the held rows, with a bias
-  float* learned_sums;  // = (BackwardWorkspace)
-  const float* rows;    // [ROW_VALUES][B, H, row_pitch]
+  float* dz_sums;                     // [B, H, T] = of the held rows, with a bias
+  float *learned_sums, *column_sums;  // = (BackwardWorkspace); the latter or nullptr
+  const float* rows;                  // [ROW_VALUES][B, H, row_pitch]
   const KernelSettings& settings;
   const KernelShape& shape;
   const Preparation<bf16>& preparation;
@@ -105,10 +105,9 @@ template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys
   // Results, one after the other through the buffer of the consumer's values: products of the other consumer may still
   // read all keys. The caller frees the buffers.
   __device__ __forceinline__ void store_dv_and_dk() {
-    int H = a.shape.H, b = tile.head / H, h = tile.head % H, row = block_row + mine.consumer * BOX;
-    store_rows<Tile>(a.dqkv, b, row, 2 * H + h, values, dv);
-    undo_preparation<Tile>(dk, a.preparation, mask, HeldRows<Tile>{keys}, 1, b, h, block_row, a.shape);
-    store_rows<Tile>(a.dqkv, b, row, H + h, values, dk);
+    Base::store_gradients(2, values, dv);
+    Base::undo(1, HeldRows<Tile>{keys}, dk);
+    Base::store_gradients(1, values, dk);
   }
 };
 
@@ -155,11 +154,12 @@ template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_keys_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                           const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap qkv,
-                                          float* dz_sums, float* learned_sums, const float* rows,
+                                          float* dz_sums, float* learned_sums, float* column_sums, const float* rows,
                                           KernelSettings settings, KernelShape shape, Preparation<bf16> preparation) {
   DYNAMIC_SHARED(bf16, shared);
   run_roles<BackwardKeys<Policy, Mask, Tile>>(
-      shared, BackwardArguments{dqkv, dout, qkv, dz_sums, learned_sums, rows, settings, shape, preparation});
+      shared,
+      BackwardArguments{dqkv, dout, qkv, dz_sums, learned_sums, column_sums, rows, settings, shape, preparation});
 }
 
 // Queries and dO are held, keys and values stream past, up to the diagonal: dq = sum of dz k.
@@ -249,9 +249,13 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
 
   // The result, through the queries' buffer
   __device__ __forceinline__ void store() {
-    int b = tile.head / a.shape.H, h = tile.head % a.shape.H;
-    undo_preparation<Tile>(dq, a.preparation, mask, HeldRows<Tile>{queries}, 0, b, h, block_row, a.shape);
-    store_rows<Tile>(a.dqkv, b, block_row + mine.consumer * BOX, h, queries, dq);
+    Base::undo(0, HeldRows<Tile>{queries}, dq);
+    // Behind the last position c means nothing and may make weights infinite: there dq is not a number
+    if constexpr (Mask::ADDS)
+      for_elements<Tile::DIM / 8>([&](int n, int half, int c) {
+        if (block_row + mine.row(half) >= a.shape.T) dq[n][2 * half + c] = 0;
+      });
+    Base::store_gradients(0, queries, dq);
     stages.free_held(tile.number);
     Base::store_sums_of_dz(dz_sums);
     store_learned_sums<Policy>(a.learned_sums + size_t(tile.head) * a.shape.T, a.shape.rows(), block_row, a.shape.T,
@@ -264,11 +268,12 @@ __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_queries_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                              const __grid_constant__ TensorMap dout,
                                              const __grid_constant__ TensorMap qkv, float* dz_sums, float* learned_sums,
-                                             const float* rows, KernelSettings settings, KernelShape shape,
-                                             Preparation<bf16> preparation) {
+                                             float* column_sums, const float* rows, KernelSettings settings,
+                                             KernelShape shape, Preparation<bf16> preparation) {
   DYNAMIC_SHARED(bf16, shared);
   run_roles<BackwardQueries<Policy, Mask, Tile>>(
-      shared, BackwardArguments{dqkv, dout, qkv, dz_sums, learned_sums, rows, settings, shape, preparation});
+      shared,
+      BackwardArguments{dqkv, dout, qkv, dz_sums, learned_sums, column_sums, rows, settings, shape, preparation});
 }
 
 }  // namespace

@@ -124,8 +124,8 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
     auto prepared = [&](const ConsumerThread& mine, int n, int half) {
       return queries + min(block_row + mine.row(half), a.shape.T - 1) * a.shape.qkv_stride + mine.column(n);
     };
-    undo_preparation<Tile>(dq, a.preparation, mask, prepared, 0, b, h, block_row, a.shape);
-    store_rows<Tile>(a.dqkv, b, block_row + mine.consumer * BOX, h, values, dq);
+    Base::undo(0, prepared, dq);
+    Base::store_gradients(0, values, dq);
     stages.free_held(tile.number);
   }
 };
@@ -134,11 +134,11 @@ template <class Policy, class Mask, class Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     attention_backward_heads_hopper_kernel(const __grid_constant__ TensorMap dqkv,
                                            const __grid_constant__ TensorMap dout,
-                                           const __grid_constant__ TensorMap qkv, float* dq_sums, const bf16* qkv_rows,
-                                           const float* rows, KernelSettings settings, KernelShape shape,
-                                           Preparation<bf16> preparation) {
+                                           const __grid_constant__ TensorMap qkv, float* column_sums, float* dq_sums,
+                                           const bf16* qkv_rows, const float* rows, KernelSettings settings,
+                                           KernelShape shape, Preparation<bf16> preparation) {
   DYNAMIC_SHARED(bf16, shared);
-  BackwardArguments common{dqkv, dout, qkv, nullptr, nullptr, rows, settings, shape, preparation};
+  BackwardArguments common{dqkv, dout, qkv, nullptr, nullptr, column_sums, rows, settings, shape, preparation};
   run_roles<BackwardHeads<Policy, Mask, Tile>>(shared, HeadArguments{common, dq_sums, qkv_rows});
 }
 

@@ -58,14 +58,16 @@ inline KernelShape backward_shape(const BackwardCall<bf16>& c) {
   shape.row_pitch = workspace_rows(c.call.shape.T);
   return shape;
 }
+static_assert(BOX == SUMMED_ROWS);
+inline float* column_sums(const BackwardCall<bf16>& c) { return c.sums_columns ? c.workspace.column_sums : nullptr; }
 // The workspace has the row values already.
 template <class Tile, class Kernel>
 void hopper_backward_by(const char* name, Kernel kernel, const BackwardCall<bf16>& c, float* dz_sums) {
   KernelShape shape = backward_shape(c);
   launch_kernel(name, kernel, hopper_grid<Tile>(shape, c.call.spare_multiprocessors), dim3(Tile::THREADS),
                 Tile::SHARED_BYTES, c.call.stream, qkv_map(c.dqkv, shape), out_map(c.dout, shape),
-                qkv_map(c.qkv, shape), dz_sums, c.workspace.learned_sums, c.workspace.row_values, c.settings, shape,
-                c.preparation);
+                qkv_map(c.qkv, shape), dz_sums, c.workspace.learned_sums, column_sums(c), c.workspace.row_values,
+                c.settings, shape, c.preparation);
 }
 
 template <class Policy, class Mask, class F> void with_hopper_width(int D, F f) {
@@ -104,8 +106,8 @@ template <class Policy, class Mask> void hopper_heads_backward(const BackwardCal
   write_row_values<bf16, Policy, Mask>(c, shape);
   LAUNCH((attention_backward_heads_hopper_kernel<Policy, Mask, Tile>),
          dim3(hopper_heads_blocks(shape, c.call.spare_multiprocessors)), dim3(Tile::THREADS), Tile::SHARED_BYTES,
-         c.call.stream, qkv_map(c.dqkv, shape), out_map(c.dout, shape), qkv_map(c.qkv, shape), c.workspace.dq_sums,
-         c.qkv, c.workspace.row_values, c.settings, shape, c.preparation);
+         c.call.stream, qkv_map(c.dqkv, shape), out_map(c.dout, shape), qkv_map(c.qkv, shape), column_sums(c),
+         c.workspace.dq_sums, c.qkv, c.workspace.row_values, c.settings, shape, c.preparation);
 }
 
 // ---- the families
@@ -135,7 +137,7 @@ template <class File> bool add_hopper(Kind kind) {
   f.backward = [](const BackwardCall<bf16>& c) {
     with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { hopper_backward<Policy, Mask>(c); });
   };
-  f.undoes_preparation = true;
+  f.finishes_gradients = true;
   bool added = add_family(kind, f);
   // Gradients of learned numbers are sums over a query's keys, and no thread there has all keys of a query.
   if constexpr (Policies::Usual::LEARNED == 0) {

@@ -115,6 +115,19 @@ template <class Arguments, class Mask_, class Tile_> struct HopperPass {
   template <bool KEYS, int N> __device__ __forceinline__ void hide(float (&z)[N][4], int stream0) const {
     mask_scores<KEYS>(one_group(z), mask, block_row, stream0, mine);
   }
+  // In gradients of held rows of q (part 0) or k (1), undoes their preparation. rows: see undo_preparation().
+  template <class Rows> __device__ __forceinline__ void undo(int part, const Rows& rows, float (&d)[Tile::DIM / 8][4]) {
+    int b = tile.head / a.shape.H, h = tile.head % a.shape.H;
+    undo_preparation<Tile>(d, a.preparation, mask, rows, part, b, h, block_row, a.shape);
+  }
+  // a.dqkv = gradients of held rows, which pass through `buffer`; a.column_sums, if there are any, = their sums.
+  __device__ __forceinline__ void store_gradients(int part, bf16* buffer, const float (&d)[Tile::DIM / 8][4]) const {
+    int H = a.shape.H, b = tile.head / H, head = part * H + tile.head % H, row = block_row + mine.consumer * BOX;
+    float* sums = nullptr;
+    if (a.column_sums && row < a.shape.T)
+      sums = a.column_sums + ((size_t(b) * a.shape.tiles(BOX) + row / BOX) * 3 * H + head) * Tile::DIM;
+    store_rows<Tile>(a.dqkv, b, row, head, buffer, d, sums);
+  }
   // With a bias: a.dz_sums = the held rows' sums of dz.
   __device__ __forceinline__ void store_sums_of_dz(float (&sums)[1][2]) const {
     if constexpr (Mask::ADDS)

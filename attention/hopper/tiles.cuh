@@ -92,7 +92,7 @@ template <class Tile> struct Stages {
     dz_empty = dz_full + Tile::DZ_BUFFERS;
     if (threadIdx.x == 0) {
       for (int n = 0; n < Tile::SLOTS; n++) mbarrier_init(full[n], 1), mbarrier_init(empty[n], Tile::CONSUMERS * 4);
-      for (int n = 0; n < 2; n++) mbarrier_init(held_full[n], 1), mbarrier_init(held_empty[n], Tile::CONSUMERS);
+      for (int n = 0; n < 2; n++) mbarrier_init(held_full[n], 1), mbarrier_init(held_empty[n], Tile::CONSUMERS * 4);
       for (int n = 0; Tile::IN_TURN && n < Tile::CONSUMERS; n++) mbarrier_init(turns[n], 4);
       for (int n = 0; n < 2 * Tile::DZ_BUFFERS; n++) mbarrier_init(dz_full[n], Tile::CONSUMERS * 4);  // and dz_empty
       mbarrier_init_fence();
@@ -186,9 +186,9 @@ template <class Tile> struct Stages {
   __device__ __forceinline__ void free_dz(int number) const {
     if (threadIdx.x % WARP == 0) mbarrier_arrive(dz_empty[number % Tile::DZ_BUFFERS]);
   }
-  // By a consumer's threads, after store_rows().
+  // After store_rows().
   __device__ __forceinline__ void free_held(int number) const {
-    if (threadIdx.x % WARPGROUP == 0) mbarrier_arrive(held_empty[number % 2]);
+    if (threadIdx.x % WARP == 0) mbarrier_arrive(held_empty[number % 2]);
   }
 
  private:
@@ -333,11 +333,34 @@ __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], c
     }
 }
 
-// Writes the sums to the consumer's 64 rows, from `row` on, of a head of a tensor. They pass through `held`, the
-// consumer's rows of a buffer that its products have read; after this its first thread may free that buffer.
+// column_sums [DIM] = the sums of the consumer's 64 rows of `held`, as products with ones: a warp has 16 columns of a
+// tile as rows of A. Rows from T on must be 0: dk and dv are, because nothing sees these keys, and dq is, as its dO.
+template <class Tile> __device__ __forceinline__ void sum_columns(float* column_sums, const bf16* held) {
+  unsigned thread = unsigned(anew(threadIdx.x)) % WARPGROUP, lane = thread % WARP, column = thread / WARP * 16;
+  const bf16* from = held + tile_place(lane / 16 * 8 + lane % 8, column + lane / 8 % 2 * 8);
+  const unsigned ones[1][2] = {pack_pair<bf16>(1, 1), pack_pair<bf16>(1, 1)};
+#pragma unroll
+  for (int part = 0; part < Tile::PARTS; part++) {
+    float sums[1][1][4] = {};
+#pragma unroll
+    for (int row = 0; row < BOX; row += 16) {
+      unsigned columns[1][4];
+      const void* rows[1] = {from + (part * Tile::HELD + row) * TILE_COLUMNS};  // 16 rows further chunks lie alike
+      ldmatrix_x4_trans(columns, rows);
+      mma_m16n8k16(sums, columns, ones, TypeTag<bf16>());
+    }
+    float* to = column_sums + part * TILE_COLUMNS + column + lane / 4;
+    if (lane % 4 == 0) to[0] = sums[0][0][0], to[8] = sums[0][0][2];
+  }
+  warp_sync();  // all lanes have read the rows, which one lane frees
+}
+
+// Writes the sums to the consumer's 64 rows, from `row` on, of a head of a tensor, and the sums of these rows to
+// column_sums, if given. They pass through `held`, the consumer's rows of a buffer that its products have read; after
+// this its warps may free that buffer.
 template <class Tile>
 __device__ __forceinline__ void store_rows(const TensorMap& to, int b, int row, int head, bf16* held,
-                                           const float (&sums)[Tile::DIM / 8][4]) {
+                                           const float (&sums)[Tile::DIM / 8][4], float* column_sums = nullptr) {
   ConsumerThread mine;
   named_barrier(1 + mine.consumer, WARPGROUP);  // the products of all four warps are done
 #pragma unroll
@@ -350,9 +373,12 @@ __device__ __forceinline__ void store_rows(const TensorMap& to, int b, int row, 
     }
   async_proxy_fence();
   named_barrier(1 + mine.consumer, WARPGROUP);
-  if (threadIdx.x % WARPGROUP != 0) return;
-  for (int part = 0; part < Tile::PARTS; part++)
-    tile_store(to, held + part * Tile::HELD * TILE_COLUMNS, b, row, head, part * TILE_COLUMNS);
-  bulk_commit();
-  bulk_wait_read();
+  bool stores = threadIdx.x % WARPGROUP == 0;
+  if (stores) {
+    for (int part = 0; part < Tile::PARTS; part++)
+      tile_store(to, held + part * Tile::HELD * TILE_COLUMNS, b, row, head, part * TILE_COLUMNS);
+    bulk_commit();
+  }
+  if (column_sums) sum_columns<Tile>(column_sums, held);
+  if (stores) bulk_wait_read();
 }

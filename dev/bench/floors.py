@@ -66,7 +66,8 @@ def launches(m):
   o2 = 4 * N * A if m.kind == "lssar" else 0
   chunks = -(-N * V // CHUNK)
   rows, tiles = N / chunks, -(-N // (128 * chunks)) * -(-C // 256)  # of a chunk; tiles of 128 x 256
-  # Layernorm's backward sums both projections' biases. These two are passes.
+  # Layernorm's backward sums both projections' biases. These two are passes, as they were in the step that a GPU ran;
+  # attention sums the latter since.
   biases = {"MLP": F, "q, k, v": 3 * A}
 
   def product(name, rate, inner, outer, aux=0, residual=0):

@@ -41,11 +41,13 @@ for question in $asked; do
       [ -z "$torch_python" ] || step "ceiling of products" 40 last_line "$torch_python" dev/gpu/ceiling.py ;;
     products)
       step products 80 table "$build/bench_kernels" --json "$out/products.json" qkv "attention projection" mlp logits \
-        cross_entropy layernorm ;;
+        bias_backward cross_entropy layernorm ;;
     attention)
       step attention 70 table "$build/bench_attention" softmax,lssar 64 "$lengths" --json "$out/attention.json"
       step "attention with a bias" 30 table "$build/bench_attention" --bias fox softmax 64 "$lengths" \
-        --json "$out/bias.json" ;;
+        --json "$out/bias.json"
+      step "attention with sums of columns" 20 table "$build/bench_attention" --sums softmax 64 1024 \
+        --json "$out/sums.json" ;;
     counters)
       ! has ncu || step counters 80 last_line ncu --clock-control none --target-processes all \
         --section SpeedOfLight --section WarpStateStats --section ComputeWorkloadAnalysis \

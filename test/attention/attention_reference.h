@@ -614,10 +614,10 @@ template <class T> std::vector<T> random_qkv(const AttentionShape& shape, unsign
 }
 
 // Biases as fox has them far from a sequence's start, where floats are 0.004 apart: falling from row to row.
-inline Numbers<Exact> random_bias(const AttentionShape& shape, unsigned seed) {
+inline Numbers<Exact> random_bias(const AttentionShape& shape, unsigned seed, double fall = 0.1) {
   auto steps = random_normal<float>(shape.rows(), seed);
   Numbers<Exact> c;
-  for (size_t i = 0; i < steps.size(); i++) c.push_back((i % shape.T ? c[i - 1] : -50000) - std::fabs(steps[i]) * 0.1);
+  for (size_t i = 0; i < steps.size(); i++) c.push_back((i % shape.T ? c[i - 1] : -50000) - std::fabs(steps[i]) * fall);
   return c;
 }
 

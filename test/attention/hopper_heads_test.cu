@@ -14,9 +14,9 @@ static bool has_both(Kind kind) {
 
 struct HopperHeads : HopperTest {};
 
-// dK and dV are the same products in the same order, and the same bits. dQ is a sum over products of 16 keys each, by
-// tiles of keys: in any order each of its T / 16 steps loses at most 17 / 2^25 of the largest partial sum, and a
-// rounding to float32 (test/kernels/tensor_core.h). Then both results are rounded to bf16.
+// dK and dV are the same products in the same order, and the same bits, and so are the sums of their columns. dQ is a
+// sum over products of 16 keys each, by tiles of keys: in any order each of its T / 16 steps loses at most 17 / 2^25 of
+// the largest partial sum, and a rounding to float32 (test/kernels/tensor_core.h). Both results are rounded to bf16.
 TEST_F(HopperHeads, GiveTheBitsOfTwoKernels) {
   struct Case {
     AttentionShape shape;
@@ -35,6 +35,7 @@ TEST_F(HopperHeads, GiveTheBitsOfTwoKernels) {
       if (!has_both(Kind(k))) continue;
       AttentionSetup s{{.kind = Kind(k), .qk_norm = norm, .window = window, .sink_tokens = sink_tokens}};
       std::string name = describe(s, shape);
+      size_t A = size_t(shape.H) * shape.D;
       std::vector<bf16> in = random_qkv<bf16>(shape, 1), dout = random_normal<bf16>(shape.out_size(), 2);
       DeviceArray<bf16> qkv(in), d(dout), out(shape.out_size());
       DeviceArray<float> stats(attention_statistics(s, shape.D) * shape.rows()), norms(2 * shape.rows());
@@ -48,12 +49,17 @@ TEST_F(HopperHeads, GiveTheBitsOfTwoKernels) {
       auto gradients = [&](const char* family, bool undo) {
         call.family = family;
         DeviceArray<bf16> dqkv(shape.qkv_size());
+        DeviceArray<float> sums(std::vector<float>(3 * A, 0.5f));
+        call.dqkv_sums = sums;
         DeviceArray<char> workspace(attention_backward_workspace(call));
         attention_backward<bf16>(dqkv, d, out, stats, qkv, workspace, call, undo);
-        return dqkv.download();
+        std::vector<float> of_k_and_v = without_first(sums.download(), A);
+        return std::pair(dqkv.download(), of_k_and_v);
       };
       for (bool undo : {false, true}) {
-        auto two = gradients("hopper", undo), one = gradients("hopper_heads", undo);
+        auto [two, two_sums] = gradients("hopper", undo);
+        auto [one, one_sums] = gradients("hopper_heads", undo);
+        expect_same_bits(name + " column sums", one_sums, two_sums);
         for (int part : {1, 2})
           expect_same_bits(format("%s d%c", name.c_str(), "qkv"[part]), part_of(shape, one, part),
                            part_of(shape, two, part));

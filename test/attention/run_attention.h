@@ -60,7 +60,7 @@ inline bool has_kernels(Kind kind, int D, bool biased = false, Documents documen
 
 template <class T> struct Result {
   std::vector<T> out, dqkv;
-  std::vector<float> stats, dsinks, dbias, dlearned;
+  std::vector<float> stats, dsinks, dbias, dlearned, dqkv_sums;
 };
 
 // With numbers of its own for every head where its kind learns some.
@@ -70,6 +70,22 @@ template <class T> AttentionSetup with_learned(AttentionSetup s, int H) {
     for (int h = 0; h < H; h++)
       s.learned.push_back(to_float(from_float<T>(float(number.initial * (1 + 0.07 * h) + 0.03 * (h % 3)))));
   return s;
+}
+
+// sums [3 A]: `before` and the column sums of dqkv, of its numbers as they are stored. A float32 addition loses at most
+// 2^-24 of its result; a column is up to SUMMED_ROWS of them, then one for each such sum. A step of 16 rows on tensor
+// cores loses 17 / 2^25, and 2^-23 as its result is rounded (test/kernels/tensor_core.h), which is less.
+template <class T>
+void expect_column_sums(const std::string& name, const AttentionShape& shape, const std::vector<float>& sums,
+                        float before, const std::vector<T>& dqkv) {
+  double loss = (SUMMED_ROWS + column_sums_count(shape) + 1) * 0x1p-24;
+  for (size_t c = 0; c < sums.size(); c++) {
+    double sum = before, sizes = before;
+    for (size_t i = c; i < dqkv.size(); i += sums.size())
+      sum += as_double(dqkv[i]), sizes += std::fabs(as_double(dqkv[i]));
+    if (std::isfinite(sum)) ASSERT_NEAR(sums[c], sum, loss * sizes) << name << " column " << c << " of dqkv";
+    else ASSERT_FALSE(std::isfinite(sums[c])) << name << " column " << c << " of dqkv";
+  }
 }
 
 // The kernels' forward and backward. `shift` elements misalign every array of T; `extra` elements, which must not
@@ -110,6 +126,8 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
   DeviceArray<float> dlearned(std::vector<float>(numbers.size(), 0.5f));
   for (size_t l = 0; l < numbers.size() / shape.H; l++)
     call.learned[l] = learned + l * shape.H, call.dlearned[l] = dlearned + l * shape.H;
+  DeviceArray<float> dqkv_sums(std::vector<float>(row, 0.5f));
+  call.dqkv_sums = dqkv_sums;
   attention_forward<T>(out + shift, stats, in + shift, call, true);
   attention_backward<T>(dqkv + shift, d + shift, out + shift, stats, in + shift, workspace, call);
   std::vector<float> dbias(bias.size());
@@ -123,7 +141,9 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
   attention_forward<T>(evaluated, nullptr, in + shift, call, false);
   std::vector<T> result = taken(out, row / 3, 0);
   expect_same_bits("evaluation", evaluated.download(), result);
-  return {result, taken(dqkv, row, extra), stats.download(), dsinks.download(), dbias, dlearned.download()};
+  std::vector<T> gradients = taken(dqkv, row, extra);
+  expect_column_sums(describe(s, shape), shape, dqkv_sums.download(), 0.5f, gradients);
+  return {result, gradients, stats.download(), dsinks.download(), dbias, dlearned.download(), dqkv_sums.download()};
 }
 
 // One document: positions [first, first + count) of sequence b, or all sequences where they are joined.
