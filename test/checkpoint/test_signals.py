@@ -108,7 +108,7 @@ class Signals(Runs):
     for count in "12":
       with self.subTest(ranks=count):
         shutil.rmtree(self.path("runs"), ignore_errors=True)
-        changes = dict(eval__tokens=40000, eval__batch=1, eval__lengths=[8], eval__every=4, train__steps=6)
+        changes = dict(eval__tokens=120000, eval__batch=1, eval__lengths=[8], eval__every=4, train__steps=6)
         self.run_ok("--gpus", count, name="straight", **changes)
         process = self.start("--gpus", count, **changes)
         self.wait_for(process, lambda: len(self.lines()) == 4)
