@@ -9,8 +9,9 @@ for program in attention hopper_operands; do
     { echo "planted_bugs_ptx.sh: $build/test_$program is not there; build it with make check-ptx." >&2; exit 1; }
 done
 
-declare -A tests=([attention]='AttentionTest/2.EqualKeys:AttentionTest/3.EqualKeys:AttentionTest/[34].Causal'
-                  [hopper_operands]='*Multiplied:*L2')
+declare -A tests=(
+  [attention]=AttentionTest/2.EqualKeys:AttentionTest/3.EqualKeys:AttentionTest/3.Causal:AttentionTest/4.Causal
+  [hopper_operands]='*Multiplied:*L2')
 wrong='error .* is above|nan'
 # Kernels of hopper_operands_test.cu are in its program, all others in test_attention.
 # bug | kernel | what | becomes | which line (0: each) | must be printed
