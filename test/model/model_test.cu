@@ -411,6 +411,16 @@ TEST(Settings, MasksAndLayersMatchTheReference) {
   }
 }
 
+// Hopper's kernels finish the gradients of such heads, and sum the bias of q, k and v where no gate changes them later.
+TEST(Settings, HeadsOf64MatchTheReference) {
+  GradientPool<bf16> half("bf16", 5);
+  for (std::string bias : {"none", "fox"})
+    for (std::string position : {"sdpa", "value"})
+      half.add({"model.heads=2", "model.head_dim=64", "attention.bias=" + bias, "attention.gate.activation=softplus",
+                "attention.gate.position=" + position},
+               "heads of 64, gate at " + position + ", bias " + bias);
+}
+
 // The model of a window of documents is that of each document alone.
 TEST(Settings, SeparateDocumentsMatchTheReference) {
   const std::vector<std::string> cases[] = {
