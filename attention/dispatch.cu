@@ -152,17 +152,18 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
   // A whole tile's width of channels: then both channels that RoPE turns together belong to one thread. The gradient of
   // ssmax's scale is a sum over rows that prepare_backward() makes.
   bool finishes = family.finishes_gradients && (D == 64 || D == 128) && s.scale != Scale::ssmax;
+  bool sums_columns = finishes && call.dqkv_sums;
   if (finishes && undo_preparation) preparation = {true, call.rope, call.norms, s.qk_norm, row_scale(call)};
   BackwardWorkspace parts = backward_workspace(workspace, s, call.shape);
-  family.backward({dqkv, dout, out, stats, qkv, parts, sink_of(call), preparation, finishes && call.dqkv_sums,
-                   kernel_settings(call), call});
+  family.backward(
+      {dqkv, dout, out, stats, qkv, parts, sink_of(call), preparation, sums_columns, kernel_settings(call), call});
   for (size_t l = 0; l < kind_row(s.kind).learned.size(); l++)
     if (call.dlearned[l]) add_sums_of_heads<T>(call.dlearned[l], parts.learned_sums + l * call.shape.rows(), call);
   if (undo_preparation && !preparation.undo) prepare_backward(dqkv, qkv, call, workspace);
   int columns = 3 * call.shape.H * D, rows = call.shape.B * call.shape.T;
-  if (call.dqkv_sums && finishes)
+  if (sums_columns)
     add_column_sums({{call.dqkv_sums}, 1}, columns, parts.column_sums, column_sums_count(call.shape), call.stream);
-  if (call.dqkv_sums && !finishes)
+  else if (call.dqkv_sums)
     linear_bias_backward(call.dqkv_sums, dqkv, parts.column_sums, rows, columns, call.row_stride(), call.stream);
 }
 

@@ -21,7 +21,6 @@
 #include "kernels/elementwise.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/profile.h"
-#include "kernels/reduce.cuh"
 
 namespace {
 
