@@ -38,7 +38,7 @@ def model_of(settings):
   return PlusGPTLMHeadModel(SimpleNamespace(
       n_layer=model["layers"], n_head=model["heads"], n_embd=model["channels"], n_positions=model["context"],
       n_inner=int(model["mlp_ratio"] * model["channels"] + 0.5), vocab_size=model["vocab"], layer_norm_epsilon=1e-5,
-      plusgpt=settings))
+      initializer_range=model["init_std"], plusgpt=settings))
 
 
 def add_file(path):
