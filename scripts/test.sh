@@ -6,8 +6,9 @@
 # Builds for the CPU and runs every GoogleTest program and the Python tests. Then it compiles again what a pass has
 # found faults in: kernels, the CPU layer and readers under AddressSanitizer, with the bad inputs of test/fuzz/corpus;
 # what has threads under ThreadSanitizer; two kinds that are files; and, if nvcc exists, the kernels of one kind, which
-# may not spill registers. If a GPU exists, the tests run there as well. The last line is "N passed, M failed"; exit 1
-# on any failure. make check-full adds the rest: every kind under the sanitizers and in the kernels for tensor cores,
+# may not spill registers. If a GPU exists, the tests run there as well. What needs PyTorch, transformers, accelerate and
+# tokenizers runs with the Python that PYTHON_TORCH names, or with the usual one if it has them; the end names what was
+# left out. The last line is "N passed, M failed"; exit 1 on any failure. make check-full adds the rest: every kind under the sanitizers and in the kernels for tensor cores,
 # the rooms that call kernels and readers, the long tests, fuzzing, and all of the CUDA build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +16,7 @@ cd "$(dirname "$0")/.."
 
 case "${1:-}" in
   "") ;;
-  -h | --help) sed -n '2,11s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
+  -h | --help) sed -n '2,13s/^# \{0,1\}//p' scripts/test.sh; exit 0 ;;
   *) echo "test.sh: unknown argument \"$1\" (--help)" >&2; exit 2 ;;
 esac
 
@@ -24,7 +25,7 @@ failed=0
 logs=build/test_logs
 mkdir -p "$logs"
 
-# Adds up what GoogleTest, test/emulation/planted_bugs.sh and unittest print: "passed failed". Many programs may have
+# Adds up what GoogleTest, test/emulation/planted_bugs.sh, unittest and scripts/compare.py print: "passed failed". Many programs may have
 # written into one log. GoogleTest's brief form says how many tests ran, passed and were skipped: the others failed.
 count() {
   awk '
@@ -34,6 +35,8 @@ count() {
     /^planted bugs: [0-9]+ of / { passed += $3 }
     /^planted_bugs.sh: / { failed++ }
     /^replay_.* nothing found$/ { passed++ }
+    /^\|.*\| equal \|$/ { passed++ }
+    /^\|.*\| [A-Z ]+ \|$/ { failed++ }
     /^Ran [0-9]+ tests? in / { ran = $2 }
     /^(OK|FAILED)( \(.*\))?$/ && ran != "" {
       bad = out = 0
@@ -71,9 +74,22 @@ cuda_subset() {
   "$python" dev/kernel_table.py build/cuda && echo "[  PASSED  ] 1 test"
 }
 
+# The tests that skip without PyTorch; what scripts/compare.py compares; a kind in a file, as its author would check it.
+tests_with_torch() {
+  local modules
+  modules=$(cd test && grep -lE '^ *(import|from) .*\b(torch|transformers|tokenizers)\b' */test_*.py | tr / .)
+  cd test && OMP_NUM_THREADS=1 "$torch" -m unittest ${modules//.py/}
+}
+compare_torch() {
+  local text=build/test_text
+  "$torch" scripts/prepare_text.py docs/*.md --out $text --name text --tokenizer bytes --overwrite &&
+    "$torch" scripts/compare.py torch $text/text_train_000000.bin --train "$TRAIN" --variants softmax,lssar --steps 10
+}
+
 phase "install what is missing"
 bash scripts/install_deps.sh --tests
 python=$(find_python)
+torch=$(find_torch "$python")
 
 phase "build for the CPU"
 make BACKEND=cpu
@@ -99,7 +115,16 @@ if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]
   fi
 fi
 
+if [ -n "$torch" ]; then
+  suite "Tests with PyTorch" tests_with_torch
+  suite "Losses and gradients of PyTorch" compare_torch
+  suite "Checkpoints in transformers" "$torch" scripts/compare.py transformers --train "$TRAIN"
+  suite "A kind in a file" make check-kind KINDS=test/attention/kinds/my_score.cuh PYTHON="$torch"
+fi
+
 phases
+[ -n "$torch" ] || printf 'left out: %s has no torch, transformers, accelerate and tokenizers (PYTHON_TORCH=... %s\n' \
+  "$python" "names one): the tests that need them, scripts/compare.py torch and transformers, make check-kind"
 [ ${#failed_suites[@]} = 0 ] || printf 'failed: %s\n' "${failed_suites[@]}"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

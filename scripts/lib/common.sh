@@ -12,6 +12,16 @@ find_python() {
   return 2
 }
 
+# find_torch PYTHON: the first of PYTHON_TORCH and PYTHON that has all that compares with PyTorch; nothing if none has.
+find_torch() {
+  local python
+  for python in ${PYTHON_TORCH:-} "$@"; do
+    "$python" -c 'import torch, transformers, accelerate, tokenizers, numpy' 2>/dev/null && echo "$python" && return
+  done
+  [ -z "${PYTHON_TORCH:-}" ] || { echo "PYTHON_TORCH=$PYTHON_TORCH has no torch, transformers, accelerate, tokenizers" \
+    "and numpy" >&2; return 2; }
+}
+
 # phase NAME: times what follows, up to the next phase, under that name. `phases` ends the last and prints the table.
 phase_lines=()
 phase_name=
