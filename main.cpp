@@ -28,6 +28,7 @@
 #include "training/agreement.h"
 #include "training/dead_gradients.h"
 #include "training/evaluations.h"
+#include "training/identity.h"
 #include "training/loop.h"
 #include "training/matmul_algorithms.h"
 #include "training/plan.h"
@@ -64,6 +65,7 @@ class Program {
   bool is(Mode mode) const { return flags_.is(mode); }
   void read_settings();
   void check_settings();
+  void print_identity();
   void open_inputs();
   void agree_on_resume_point();
   bool finished();
@@ -106,6 +108,7 @@ void Program::run() {
   read_settings();
   if (is(Mode::print_config)) return void(std::fputs(print_config(config_).c_str(), stdout));
   check_settings();
+  if (is(Mode::print_identity)) return print_identity();
   if (config_.plan.plans_other_gpu()) return plan_elsewhere(config_, evaluates_, ranks_.size);
   if (is(Mode::train) || mode_.all_of_val) watch_signals();
   open_inputs();
@@ -150,6 +153,11 @@ void Program::check_settings() {
     prompt_tokens(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_,
                   config_.generate.prompt);
   if (is(Mode::train) && ranks_.rank == 0) carried_ = texts_of_kinds(config_);
+}
+
+void Program::print_identity() {
+  Data data = open_data(flags_, config_, evaluates_, ranks_.rank);
+  std::printf("%s\n", identity_json(config_, data, nullptr).dump(1).c_str());
 }
 
 // The device and the data.
@@ -238,13 +246,15 @@ MetricsLog Program::begun_metrics(const RunDir* run) {
   std::string name = ranks > 1 ? format("%d x %s", ranks, device_.name.c_str()) : device_.name;
   // How many keys a trained token sees is known from the documents of data.train alone.
   bool trained = training_ || config_.attention.documents == Documents::joined;
-  metrics.write("start", {{"commit", PLUSGPT_VERSION},
-                          {"command", flags_.command},
-                          {"config", config_json(config_)},
-                          {"device", name},
-                          {"versions", {{"backend", on_cpu ? "cpu" : "cuda"}, {"products", device_.products}}},
-                          {"parameters", parameter_count(config_)},
-                          {"flops_per_token", trained ? flops_per_token(config_) : NAN}});
+  metrics.write("start",
+                {{"commit", PLUSGPT_VERSION},
+                 {"command", flags_.command},
+                 {"config", config_json(config_)},
+                 {"identity", identity_json(config_, data_, resume_point_.from ? &*resume_point_.from : nullptr)},
+                 {"device", name},
+                 {"versions", {{"backend", on_cpu ? "cpu" : "cuda"}, {"products", device_.products}}},
+                 {"parameters", parameter_count(config_)},
+                 {"flops_per_token", trained ? flops_per_token(config_) : NAN}});
   return metrics;
 }
 
@@ -253,8 +263,10 @@ void Program::ask() {
   if (comm().first()) run_dir = std::make_unique<RunDir>(config_.name);
   MetricsLog metrics = begun_metrics(run_dir.get());
   WeightsOrigin origin{"random", step_};
-  if (resume_point_.from) origin = {resume_point_.from->path, step_, resume_point_.from->state.tokens};
-  else if (!config_.init.empty()) origin.path = named_folder(config_.init).path;
+  if (resume_point_.from)
+    origin = {resume_point_.from->path, step_, resume_point_.from->state.tokens, resume_point_.from->checksum};
+  else if (!config_.init.empty())
+    origin.path = named_folder(config_.init).path, origin.checksum = checksum_of_init(config_);
   for (const Evaluation& evaluation : evaluations_)
     if (evaluation.asked && !evaluation.run({*model_, origin, metrics, {}}, evaluation.items))
       failure("%s", evaluation.not_finite);

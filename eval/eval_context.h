@@ -11,6 +11,7 @@
 struct WeightsOrigin {
   std::string path;              // the folder of the run while it trains, of the checkpoint, of `init`; else "random"
   int64_t step = 0, tokens = 0;  // the steps they have had, and the tokens of these steps
+  std::string checksum = {};     // of a checkpoint or the files of `init`; while a run trains its start line has it
 };
 
 // Called before every batch, equally often on every rank; must return the same on all: true ends an evaluation without

@@ -117,6 +117,7 @@ static void add_data(EvalReport& report, const WindowReader& reader, const std::
     if (!reader.has_windows(i)) continue;
     report.data.push_back(files[i]);
     if (shards[i].labels) labels.push_back(files[shards.size() + i]);
+    if (shards[i].vocabulary.known()) report.tokenizer = shards[i].vocabulary.text();
     tokens += double(shards[i].tokens);
     bytes += shards[i].text_bytes > 0 ? double(shards[i].text_bytes) : NAN;
   }
@@ -290,6 +291,8 @@ void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& m
                   {"windows", r.windows},
                   {"rope_scaling", rope_scaling_names[int(eval.rope_scaling)]},
                   {"weights", origin.path}};
+  if (!origin.checksum.empty()) fields["of"]["weights_xxh64"] = origin.checksum;
+  if (!r.tokenizer.empty()) fields["of"]["tokenizer"] = r.tokenizer;
   if (eval.start == WindowStart::document || config.attention.documents == Documents::separate)
     fields["of"]["separator"] = config.end_of_text;
   if (config.has_eval_window(r.length))

@@ -34,6 +34,7 @@ struct EvalReport {
     double loss = 0, standard_error = NAN;
   } difference;
   std::vector<DataFile> data;                // the shards that the windows come from
+  std::string tokenizer;                     // that made them, as text; "": unknown
   int64_t too_short = 0;                     // documents that were left out
   int64_t tokens = 0, windows = 0;           // targets used, with labels those that have one; windows with such targets
   std::vector<int> position_edges;           // 0 .. L: bin i has the positions from edge i to before edge i + 1

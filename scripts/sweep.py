@@ -303,6 +303,41 @@ def check(program, sweep, members, files):
       raise UserError(f"{title(same)} and {title(member)} have the same settings; leave out one of them, or a --set")
 
 
+def check_contents(program, sweep, members):
+  """Ends the script if a run that is there began from other data or weights than their names mean now, or was evaluated
+  on others: its losses are not to be pooled with those of new runs."""
+  unknown, told = [], False
+  for member in {each.name: each for member in members for each in (member.trained, member) if each}.values():
+    run = read_run(member.name)
+    if not run or not run.start:
+      continue
+    done = subprocess.run([os.path.abspath(program), *command_of(sweep, member), "--print-identity"],
+                          capture_output=True, text=True)
+    if done.returncode:  # new runs cannot read them either
+      if not told:
+        print(f"sweep.py: the data of complete runs cannot be read, nor compared with theirs: {done.stderr.strip()}",
+              file=sys.stderr, flush=True)
+      told = True
+      continue
+    identity, config = json.loads(done.stdout), nested(rows(program, *command_of(sweep, member)))
+    was, now = run.config["content"], metrics.contents(identity)
+    changed = [key for key in was if metrics.UNKNOWN not in (was[key], now[key]) and was[key] != now[key]]
+    val = {(file["tokens"], file["xxh64"]) for key in ("data.val", "data.val_labels") for file in identity.get(key, [])}
+    if any(set(e.shards) - val for e in metrics.evaluated(run).values()):
+      changed.append("data.val")
+    for key in changed:
+      part, _, name = key.rpartition(".")
+      named = metrics.section(config, part).get(name) if part else config.get(name)
+      raise UserError(f"runs/{member.name} was made with another content of {key} = {json.dumps(named)}: the file was "
+                      "made again since. Train all runs again (--overwrite), restore the file, or give the new one, or "
+                      "the sweep, another name")
+    if not member.trained and was["data.train"] == metrics.UNKNOWN:
+      unknown.append(member.name)
+  if unknown:
+    print(f"sweep.py: {len(unknown)} runs are of an older program, which recorded no checksums of data.train (runs/"
+          f"{unknown[0]}): that they are of the same data is not checked", file=sys.stderr, flush=True)
+
+
 def end_with_parent():
   """In ./train before it starts: it saves and ends if this script is killed, so that the next can continue the run."""
   ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
@@ -343,6 +378,8 @@ def missing_of(program, sweep, members, overwrite, files):
       missing.setdefault(member.trained.name, member.trained)
     missing.setdefault(member.name, member)
   check(program, sweep, missing.values(), files)
+  if not overwrite:
+    check_contents(program, sweep, members)
   return done, [*missing.values()]
 
 
@@ -478,6 +515,7 @@ def main():
           file=sys.stderr, flush=True)
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; otherwise ./train would outlive this script
   if arguments.table:
+    check_contents(arguments.train, sweep, members)
     done, failed, stopped = {m.name: found for m in members if (found := outcome(m))}, {}, False
   else:
     done, failed, stopped = collect(arguments.train, sweep, members, arguments.overwrite)

@@ -7,7 +7,7 @@
 // clang-format off
 enum class Mode {
   train, eval, passkey, tasks, diagnostics, generate, generate_file, predict, token_losses, dry_run, print_config,
-  dump_gradients, encode
+  print_identity, dump_gradients, encode
 };
 // clang-format on
 enum class HeadNeeded { any, tokens, outputs };

@@ -5,6 +5,9 @@ before them. Unknown types and evaluations of an unknown "mode" are skipped.
 """
 from __future__ import annotations
 import collections
+import contextlib
+import glob
+import hashlib
 import itertools
 import json
 import math
@@ -14,7 +17,7 @@ import statistics
 import sys
 from typing import Callable, Iterable
 
-from lib.common import UserError, stop
+from lib.common import UserError, read_json, stop
 
 
 def finite(value: object) -> float | None:
@@ -66,6 +69,27 @@ def model_settings(config: dict) -> dict[str, object]:
   if section(config, "attention").get("documents") == "separate":
     found["data"] = {"separator": section(config, "data").get("separator")}
   return flat(found)
+
+
+UNKNOWN = "unknown"  # the content of what an older program began from
+
+
+def content(*lists: object) -> str:
+  """Equal for lists of files [{"name", "xxh64", ...}] with the same bytes in the same order, wherever they are; UNKNOWN
+  without any."""
+  sums = [str(file.get("xxh64")) for files in lists if isinstance(files, list) for file in files
+          if isinstance(file, dict)]
+  return hashlib.sha256(" ".join(sums).encode()).hexdigest()[:16] if sums else UNKNOWN
+
+
+def contents(identity: dict, folder: str = "") -> dict[str, str]:
+  """What a run began from, {"data.train": with its labels, "init"}: by the "identity" of its start line, which ./train
+  --print-identity prints too; of a run by an older program, by a checkpoint in its folder."""
+  train = content(identity.get("data.train"), identity.get("data.labels"))
+  for path in [] if identity else sorted(glob.glob(os.path.join(glob.escape(folder), "step_*", "state.json"))):
+    with contextlib.suppress(UserError, AttributeError):  # damaged: another may do
+      train = content(section(read_json(path), "data").get("train"))
+  return {"data.train": train, "init": content(identity.get("init"))}
 
 
 def weights_run(path: str) -> str:
@@ -345,6 +369,8 @@ class Run:
       self.warned.add(self.path)
       more = f", and {len(damaged) - 1} more" if damaged[1:] else ""
       print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
+    if self.start:
+      self.config["content"] = contents(section(self.start, "identity"), self.folder)
     settings = model_settings(self.config)
     # A run that only evaluates, under its own name: the weights that it evaluated first are its own.
     first = "" if self.lines else found[0].elsewhere if found else asked[0][2] if asked else ""

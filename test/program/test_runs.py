@@ -139,8 +139,8 @@ class Training(Workspace):
     self.assertRegex(done.stdout, r"step\s+4/4 \| loss \d+\.\d+ \| norm \d+\.\d+ \| lr \d\.\d+e-\d+ \| .* ms \| "
                                   r".* tok/s")
     start, *rest = self.metrics()
-    self.assertEqual(set(start), {"type", "time", "commit", "command", "config", "device", "versions", "parameters",
-                                  "flops_per_token"})
+    self.assertEqual(set(start), {"type", "time", "commit", "command", "config", "identity", "device", "versions",
+                                  "parameters", "flops_per_token"})
     elements = sum(math.prod(shape) for _, shape, _ in read_safetensors(self.model()).values())
     self.assertEqual(start["parameters"], elements)
     self.assertGreater(start["flops_per_token"], 6 * start["parameters"])

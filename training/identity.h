@@ -1,0 +1,18 @@
+// What a run is of, by content. A name says nothing once data, weights or a tokenizer were made again under it, so what
+// pools, compares or repeats runs reads this record (scripts/lib/metrics.py).
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+
+#include "training/start.h"
+
+// {"data.train", "data.labels", "data.val", "data.val_labels": as data_json(); "init": [{"name", "xxh64"}] of its weight
+// files; "checkpoint": the checksum of the one whose weights these are; "tokenizer": of the data (Data::vocabulary()),
+// as text}, without what is not there. from: the checkpoint that the run continues from, or nullptr.
+nlohmann::ordered_json identity_json(const Config& config, const Data& data, const Checkpoint* from);
+
+// Of the weight files of `init` together, 16 hexadecimal digits.
+std::string checksum_of_init(const Config& config);
+
+// Which tokenizer the weights in this folder are of: by its state.json, or else by GPT-2's files beside them; not known
+// without either.
+Vocabulary tokenizer_of_weights(const std::string& folder);
