@@ -222,9 +222,12 @@ void Program::make_model() {
   model_ = ::make_model(config_, size.eval_rows, size.eval_length, training_, comm());
   step_ = initial_state(*model_, from, training_);
   if (comm().first()) {
-    std::optional<RunState> init;
-    if (!from && !config_.init.empty()) init = read_state(named_folder(config_.init).path);
-    report_tokenizers(config_, data_, from ? from->state.tokenizer : init ? init->tokenizer : Vocabulary());
+    bool init = !from && !config_.init.empty();
+    report_tokenizers(config_, data_,
+                      from   ? from->state.tokenizer
+                      : init ? tokenizer_of_weights(named_folder(config_.init).path)
+                             : Vocabulary(),
+                      from && training_);
   }
   if (from) from->lock.reset();
 }

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <span>
 
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/text.h"
 
 namespace {
@@ -129,6 +131,8 @@ Benchmark read_benchmark(const std::string& dir, const std::string& name, int vo
     whole.words += part.words, whole.bytes += part.bytes;
   }
   if (!rest.empty()) user_error("%s has %zu bytes beyond its last example; %s", w, rest.size(), make_it);
+  if (std::string about = dir + "/" + name + ".json"; is_there(about))
+    benchmark.vocabulary = vocabulary_in(parse_json(read_utf8_file(about, w, 1 << 16), w, about), w, about);
   if (limit > 0 && limit < int64_t(benchmark.examples.size())) benchmark.examples.resize(size_t(limit));
   return benchmark;
 }

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "data/tokenizer.h"
+
 struct BenchmarkChoice {
   std::vector<int> tokens;
   int characters = 0;            // only in version 2
@@ -29,7 +31,8 @@ struct Benchmark {
   bool has_lengths;      // version 2
   std::string checksum;  // of the file
   std::vector<BenchmarkExample> examples;
-  bool texts = false;  // version 3
+  bool texts = false;          // version 3
+  Vocabulary vocabulary = {};  // from NAME.json beside it, which scripts/prepare_tasks.py writes too
 };
 
 // Reads and checks the whole file dir/name.bin and keeps its first `limit` examples (0: all). A user_error names the

@@ -275,15 +275,8 @@ void describe(Shard& shard, const std::string& text, const std::string& path) {
   if (integer("bytes") < 1 || integer("bytes") > most)
     user_error("%s: \"bytes\" is %ld, but must be 1 to %ld for %ld tokens  [%s]", what, integer("bytes"), most, tokens,
                path.c_str());
-  Vocabulary made_by;
-  if (root.contains("tokenizer") && root["tokenizer"].is_string()) made_by.name = root["tokenizer"];
-  if (root.contains("crc32") && root["crc32"].is_string()) made_by.crc32 = root["crc32"];
-  int64_t vocab = root.contains("vocab") ? integer("vocab") : made_by.name == "bytes" ? 256 : 0;
-  if (vocab <= 1 << 16) made_by.tokens = int(vocab);
-  if (root.contains("end_of_text") && !root["end_of_text"].is_null())
-    made_by.end_of_text = int(std::min<int64_t>(integer("end_of_text"), INT_MAX));
   shard.text_bytes = integer("bytes");
-  shard.vocabulary = made_by;
+  shard.vocabulary = vocabulary_in(root, what, path);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ import struct
 from typing import Callable, NamedTuple
 
 from lib import hub
-from lib.common import ArgumentParser, UserError, decoded, encode, parse_json, run, whole_files
+from lib.common import ArgumentParser, UserError, decoded, description, encode, parse_json, run, whole_files
 from lib.documents import kind_of, parquet_file, unpacked
 
 MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/benchmark_file.h
@@ -325,8 +325,10 @@ def main():
     rows = rows_of(args.input) if args.input else download(args, task, TASKS[task].split)
     dev = [] if not args.shots else rows_of(args.dev) if args.dev else download(args, task, "dev")
     made = examples(task, rows, dev, args.shots)
-    with whole_files(args.out, re.compile(re.escape(name) + r"\.bin"), args.overwrite) as folder:
+    with whole_files(args.out, re.compile(re.escape(name) + r"\.(bin|json)"), args.overwrite) as folder:
       longest = write(args, task, made, os.path.join(folder, name + ".bin"))
+      with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
+        json.dump(description(args), file)  # which tokenizer the tokens are of
     chance = 100 * sum(1 / len(completions) for _, completions, *_ in made) / len(made)
     print("%s  %d examples, at most %d tokens%s" % (
         os.path.join(args.out, name + ".bin"), len(made), longest,

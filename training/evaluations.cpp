@@ -58,8 +58,11 @@ static Evaluation benchmarks(const Flags& flags, const Config& config, const Dat
           .type = "task",
           .item_of =
               [&data](const auto& line) {
-                auto is_named = [&](const Benchmark& benchmark) { return benchmark.name == text_of(line, "task", ""); };
-                auto found = std::ranges::find_if(data.benchmarks, is_named);
+                auto is_same = [&](const Benchmark& benchmark) {
+                  return benchmark.name == text_of(line, "task", "") &&
+                         benchmark.checksum == text_of(line, "xxh64", benchmark.checksum.c_str());
+                };
+                auto found = std::ranges::find_if(data.benchmarks, is_same);
                 return found == data.benchmarks.end() ? -1 : int(found - data.benchmarks.begin());
               },
           .run = [&data, samples](

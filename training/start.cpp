@@ -145,11 +145,12 @@ static int separator_of(const std::optional<RunState>& state) {
   return state->config.data.separator >= 0 ? state->config.data.separator : state->tokenizer.end_of_text;
 }
 
+constexpr int GPT2_TOKENS = 50257;
+
 // The token between documents: data.separator, else the checkpoint's that is resumed, else that of the tokenizer for
 // texts, else what X.json says of the shards; where none says anything and the model may be one of GPT-2 tokens,
 // theirs.
 static int end_of_text(const Config& config, const Data& data, int of_checkpoint) {
-  constexpr int GPT2_TOKENS = 50257;
   if (config.data.separator >= 0) return config.data.separator;
   if (of_checkpoint >= 0) return of_checkpoint;
   if (data.tokenizer && data.tokenizer->end_of_text() >= 0) return data.tokenizer->end_of_text();
@@ -271,18 +272,37 @@ void report_validation(const Config& config, const Data& data, const std::vector
     tokens += data.val[i].tokens;
     if (trained.contains({data.val_files[i].tokens, data.val_files[i].xxh64})) append_item(both, data.val[i].path);
   }
+  bool labels = !config.data.labels.empty(), val_labels = !config.data.val_labels.empty();
+  if (!data.train.empty() && !data.val.empty() && labels != val_labels)
+    warn("data.%s is set and data.%s is not: the training loss is of %s, the validation loss of %s; set both%s",
+         labels ? "labels" : "val_labels", labels ? "val_labels" : "labels", labels ? "the labels" : "all tokens",
+         labels ? "all tokens" : "the labels",
+         source_tag(source_of(config, {"data.labels", "data.val_labels"})).c_str());
   if (!both.empty())
     warn("data.train and data.val both contain %s, or a copy: validation losses will be too low", both.c_str());
   if (!data.val.empty() && tokens < config.eval.tokens && config.eval.start == WindowStart::any)
     std::printf("data.val: %s tokens, all of them evaluated\n", count_text(double(tokens)).c_str());
 }
 
-void report_tokenizers(const Config& config, const Data& data, const Vocabulary& trained) {
+void report_tokenizers(const Config& config, const Data& data, const Vocabulary& trained, bool continues) {
   std::vector<std::pair<std::string, Vocabulary>> found;
   if (trained.known()) found.push_back({"the model", trained});
   for (const std::vector<Shard>* shards : {&data.train, &data.val})
     for (const Shard& shard : *shards)
       if (shard.vocabulary.known()) found.push_back({shard.key + ": " + shard.path, shard.vocabulary});
+  for (const Benchmark& benchmark : data.benchmarks)
+    if (benchmark.vocabulary.known()) found.push_back({"task " + benchmark.name, benchmark.vocabulary});
+  // Shards that say nothing are taken for GPT-2's, as download_fineweb.py's are.
+  bool wonders = trained.known() && !continues && !(trained.name == "gpt2" && trained.tokens == GPT2_TOKENS);
+  for (const std::vector<Shard>* shards : {&data.train, &data.val})
+    for (const Shard& shard : *shards)
+      if (wonders && !shard.vocabulary.known()) {
+        warn(
+            "%s: %s has no X.json that says its tokenizer, and the model has one (%s): make sure that it is this one, "
+            "or make the shard again with scripts/prepare_text.py",
+            shard.key.c_str(), shard.path.c_str(), trained.text().c_str());
+        wonders = false;
+      }
   if (data.tokenizer)
     found.push_back({config.generate.tokenizer == TokenizerKind::bytes
                          ? std::string("generate.tokenizer = \"bytes\"")
@@ -297,8 +317,9 @@ void report_tokenizers(const Config& config, const Data& data, const Vocabulary&
     for (const auto& [other, vocabulary] : found)
       if (vocabulary.differs(expected))
         return warn(
-            "%s is of another tokenizer (%s) than %s (%s): the same numbers mean other text there; use shards, and "
-            "generate.tokenizer_dir, of one tokenizer",
+            "%s is of another tokenizer (%s) than %s (%s): the same numbers mean other text there; use shards, tasks "
+            "and "
+            "generate.tokenizer_dir of one tokenizer",
             other.c_str(), vocabulary.text().c_str(), first.c_str(), expected.text().c_str());
 }
 

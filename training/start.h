@@ -38,8 +38,9 @@ Data open_data(const Flags& flags, Config& config, bool evaluates, int rank);
 // `first`. If the run trains, the lengths of these documents become config.document_lengths.
 void sample_documents(Config& config, const Data& data, bool first);
 // Warns of shards and of a tokenizer for texts that are of another tokenizer than `trained`, that of the model (not
-// known: than the first shard), and if model.vocab does not suit it. For rank 0.
-void report_tokenizers(const Config& config, const Data& data, const Vocabulary& trained);
+// known: than the first shard), of shards that say none, unless the run continues on its own data; and if model.vocab
+// does not suit it. For rank 0.
+void report_tokenizers(const Config& config, const Data& data, const Vocabulary& trained, bool continues);
 // Warns of files of data.val with the content (the tokens' number and the sampled checksum) of one in `train`, on which
 // the model trains or was trained, and says if data.val holds fewer tokens than eval.tokens. For rank 0.
 void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train);

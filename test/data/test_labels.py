@@ -61,7 +61,10 @@ class Steps(LabelRuns):
       return [NONE if at < 8 * 16 or 24 * 16 <= at < 32 * 16 else token for at, token in enumerate(following(tokens))]
     self.write_labels(none_in_steps_1_and_4)
     changes = {"data__shuffle": False, **LABELS}
-    self.ok("--dry-run", **self.changes, **changes)
+    self.assertNotIn("is not", self.ok("--dry-run", **self.changes, **changes).stderr)
+    for key, other in ("labels", "val_labels"), ("val_labels", "labels"):
+      alone = {**self.changes, **changes, f"data__{other}": None}
+      self.assertIn(f"data.{key} is set and data.{other} is not", self.ok("--dry-run", **alone).stderr)
     outcomes = []
     for ranks in "12":
       done = self.run_ok("--gpus", ranks, name=f"ranks{ranks}", **changes)

@@ -3,6 +3,7 @@ do not belong together. Comparisons with Hugging Face are skipped where transfor
 """
 import json
 import os
+import shutil
 
 from support.scripts import ScriptTest
 from support.workspace import TRAIN, Workspace, shard
@@ -59,6 +60,27 @@ class Tokenizers(Workspace, ScriptTest):
       self.assertEqual(tokenizers.Tokenizer.from_file(os.path.join(folder, "tokenizer.json")).encode(WORDS).ids, first)
       loaded = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
       self.assertEqual((loaded.encode(WORDS), loaded.eos_token_id), (first, 267))
+    # Weights of a folder of GPT-2's files are of its tokenizer; what says none may be of any.
+    os.mkdir(self.path("other"))
+    for name in ("vocab.json", "merges.txt", "model.safetensors"):
+      shutil.copy(os.path.join(folder, name), self.path("other"))
+    foreign = {"init": "other", "generate__tokenizer_dir": ""}
+    self.assertEqual(self.trained(**{**changes, **foreign})[0], "")
+    self.assertRegex(self.trained(**foreign)[0], r"train_000000.bin has no X.json .* the model has one \(gpt2, 268 ")
+    self.describe("train_000000", **{key: NEW[key] for key in ("tokenizer", "vocab", "crc32")})
+    self.assertRegex(self.trained(**foreign)[0], "train_000000.bin is of another tokenizer .* than the model")
+    os.remove(self.path("train_000000.json"))
+    # Benchmarks of another one.
+    self.write("piqa.jsonl", '{"goal": "hello", "sol1": "world", "sol2": "hello", "label": 0}\n')
+    self.trained(**changes)
+    for tokenizer, flags in ("gpt2", ("--tokenizer-dir", self.path("bpe"), "--train", TRAIN)), ("bytes", ()):
+      self.run_script("prepare_tasks.py", "--task", "piqa", "--input", self.path("piqa.jsonl"), "--out",
+                      self.path("asked"), "--tokenizer", tokenizer, *flags, "--overwrite")
+      said = self.train("runs/tiny", "--tasks", "piqa", "--set", "task.dir=asked").stderr
+      self.assertRegex(said, "^" if flags else "task piqa is of another tokenizer .bytes, 256 tokens. than the model")
+      self.assertEqual("another" in said, not flags)
+    self.write("asked/piqa.json", "{")
+    self.assertIn("piqa.json", self.train("runs/tiny", "--tasks", "piqa", "--set", "task.dir=asked", code=2).stderr)
     # Another vocabulary of the same size, for texts and for the validation of the trained model.
     merges = self.text_of("bpe/vocab.bpe").splitlines()
     self.write("bpe/vocab.bpe", "\n".join([merges[0], merges[2], merges[1], *merges[3:]]))
