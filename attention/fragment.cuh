@@ -106,12 +106,12 @@ __device__ __forceinline__ void score_formula(float (&z)[M][N][4], const Policy&
 template <class Policy, class Mask, int N>
 __device__ __forceinline__ void first_sweep_row(const Policy& policy, const Mask& mask, const float (&z)[N], int seen,
                                                 float* sums, int i, int j0, const Fragment& mine) {
-  if constexpr (Policy::PLACES) {
+  if constexpr (HAS_TILE<Policy> && !Policy::PLACES) {
+    policy.first_sweep_tile(z, seen, sums);
+  } else {
     float first = place(mask, i, j0 + mine.column(0));
 #pragma unroll
-    for (int n = 0; n < N; n++) policy.first_sweep(z[n], sums, place(mask, i, i), mine.column(first, n / 2, n % 2));
-  } else {
-    policy.first_sweep_tile(z, seen, sums);
+    for (int n = 0; n < N; n++) look_at_score(policy, z[n], sums, place(mask, i, i), mine.column(first, n / 2, n % 2));
   }
 }
 

@@ -8,7 +8,7 @@
 //   for each sweep over the keys:                         // one, or two if weights need a number of the whole row
 //     start_sweep(sweep, n, sums =, first)                // first: of the threads of a row, one adds the sink
 //     for each key:
-//       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(): a lane's, of a tile
+//       first of two sweeps: first_sweep(z, sums +=)      // on tensor cores first_sweep_tile(), if it has that
 //       last sweep: outputs *= rescale(sums, top)         // once for each tile of keys; top: its largest score
 //                   weigh(z, constants, sums +=, weights =), outputs += weights x value
 //     merge(sweep, sums +=, other)                        // each of those threads has sums over its own keys
@@ -62,7 +62,8 @@ template <class Policies, class Call, class F> void with_policy_and_mask(const C
   });
 }
 
-// Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept.
+// Defaults, which most policies keep in part: one sweep, one output, nothing summed, nothing kept. check_policies()
+// refuses a policy that needs one of these functions itself.
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
   static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false, PLACES = false, IS_FORMULA = false;
@@ -70,12 +71,66 @@ struct PolicyDefaults {
   static constexpr int SUMS = 0, CONSTANTS = 0, SAVED = 0, ROW_VALUES = 0;
   __device__ void start_sweep(int, int, float*, bool) const {}
   __device__ void first_sweep(float, float*, float = 0, float = 0) const {}
-  template <int N> __device__ void first_sweep_tile(const float (&)[N], int, float*) const {}
   __device__ void row_constants(int, const float*, float*) const {}
   __device__ float rescale(float*, float) const { return 1; }
   __device__ void merge(int, float*, const float*) const {}
   __device__ void row_for_backward(int, const float*, const float*, float*) const {}
 };
+
+// The class that declares a member function: declared_by(&Policy::weigh).
+template <class C, class F> std::type_identity<C> declared_by(F C::*);
+#define OWN(FUNCTION)                                                                                      \
+  template <class Policy> constexpr bool own_##FUNCTION = !requires {                                      \
+    requires std::is_same_v<decltype(declared_by(&Policy::FUNCTION)), std::type_identity<PolicyDefaults>>; \
+  };
+OWN(start_sweep)
+OWN(first_sweep)
+OWN(row_constants)
+OWN(rescale) OWN(merge) OWN(row_for_backward)
+#undef OWN
+    // Whether first_sweep_tile() belongs to first_sweep(): not if that is of a class derived from the other's.
+    template <class Policy>
+    constexpr bool HAS_TILE = requires {
+  requires std::is_base_of_v<typename decltype(declared_by(&Policy::first_sweep))::type,
+                             typename decltype(declared_by(&Policy::template first_sweep_tile<1>))::type>;
+};
+// Whether Evaluation is that of another policy, from which this one has its functions.
+template <class Policy, class Other> constexpr bool INHERITS_EVALUATION = requires {
+  requires !std::is_same_v<Policy, Other>;
+  requires std::is_same_v<typename Policy::Evaluation, typename Other::Evaluation>;
+};
+
+// What is wrong with a policy in every family, or in some, without any other word.
+template <class File, class P> void check_policy() {
+  static_assert(P::OUTPUTS == 1 || P::OUTPUTS == 2, "OUTPUTS must be 1 or 2");
+  static_assert(P::SWEEPS == 1 + own_first_sweep<P>, "a policy with first_sweep(), and no other, has SWEEPS = 2");
+  static_assert(P::CONSTANTS == 0 || (P::SWEEPS == 2 && own_row_constants<P>),
+                "CONSTANTS come from a row_constants(), which only a policy with SWEEPS = 2 has");
+  static_assert(P::SUMS == 0 || own_start_sweep<P>, "SUMS need a start_sweep(), which sets them");
+  static_assert(P::SUMS == 0 || own_merge<P>,
+                "SUMS need a merge(), which adds those of a row's other threads; an empty one if they stay the same");
+  static_assert(P::RESCALES == own_rescale<P>, "a policy with rescale(), and no other, has RESCALES = true");
+  static_assert(P::ROW_VALUES == 0 || own_row_for_backward<P>, "ROW_VALUES need a row_for_backward(), which sets them");
+  static_assert(P::LEARNED == std::size(File::learned), "LEARNED must be the number of rows of `learned` in KIND");
+  static_assert(P::HAS_SINK || !File::has_sink, "has_sink of KIND needs a policy with HAS_SINK = true");
+  static_assert(
+      !requires { requires INHERITS_EVALUATION<P, typename decltype(declared_by(&P::weigh))::type>; } &&
+          !requires { requires INHERITS_EVALUATION<P, typename decltype(declared_by(&P::finish))::type>; } &&
+          (std::is_same_v<P, typename P::Evaluation> || !std::is_base_of_v<typename P::Evaluation, P>),
+      "evaluations would run the base's policy: add using Evaluation = the policy's own name");
+}
+template <class File, class Policies> void check_choices() {
+  Policies::choose({}, [&]<class P>() {
+    using Usual = typename Policies::Usual;
+    static_assert(int(P::SAVED) == int(Usual::SAVED) && P::OUTPUTS == Usual::OUTPUTS, "all must keep as much as Usual");
+    check_policy<File, P>();
+    check_policy<File, typename P::Evaluation>();
+  });
+}
+// Compiled for each kind, never called.
+template <class File> void check_policies() {
+  check_choices<File, PolicyOf<File, FullMaths>>(), check_choices<File, PolicyOf<File, FastMaths>>();
+}
 
 // Learned number l of head h; `initial` where a call has none.
 __device__ inline float learned_number(const KernelSettings& s, int l, int h, float initial) {

@@ -24,6 +24,7 @@ template <class Maths> struct Threshold : PolicyDefaults {
   __device__ Threshold(const KernelSettings& s, float, int) : threshold(s.numbers_of<kind_threshold>().threshold) {}
   __device__ float tau(int n) const { return threshold * sqrtf(2 * logf(float(n))); }
   __device__ void start_sweep(int, int n, float* sums, bool) const { sums[TAU] = tau(n); }
+  __device__ void merge(int, float*, const float*) const {}
   __device__ void weigh(float z, const float*, float* sums, float* weight) const {
     float r = max(z - sums[TAU], 0.0f);
     weight[0] = r * r;

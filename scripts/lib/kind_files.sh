@@ -40,6 +40,7 @@ instance() {
 #include "attention/formula.cuh"
 #include "attention/$1/kernels.cuh"
 #include "$([[ $file == attention/kinds/* ]] && echo "$file" || realpath "$file")"
+template void check_policies<kind_$2>();
 [[maybe_unused]] static const bool added = add_$1<kind_$2>(Kind($number));
 END
 }

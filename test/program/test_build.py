@@ -236,6 +236,40 @@ SCORE(NAME) {
                             capture_output=True, text=True, timeout=100)
       return code, done.stdout
 
+  def test_policies_that_a_default_would_make_wrong_do_not_compile(self):
+    policies = (
+        ("lssa", "Lssa", "static constexpr int SWEEPS = 2;", "a policy with first_sweep(), and no other"),
+        ("lssar", "Lssar", "static constexpr int SWEEPS = 1;", "a policy with first_sweep(), and no other"),
+        ("relu", "Relu", "static constexpr int CONSTANTS = 1;", "CONSTANTS come from a row_constants()"),
+        ("relu", "Relu", "static constexpr int SUMS = 1;", "SUMS need a start_sweep()"),
+        ("relu", "Relu", "static constexpr int SUMS = 1;", "SUMS need a merge()"),
+        ("relu", "Relu", "static constexpr bool RESCALES = true;", "a policy with rescale(), and no other"),
+        ("softmax", "Softmax", "static constexpr bool RESCALES = false;", "a policy with rescale(), and no other"),
+        ("sigmoid", "Sigmoid", "static constexpr int ROW_VALUES = 1;", "ROW_VALUES need a row_for_backward()"),
+        ("relu", "Relu", "static constexpr int LEARNED = 1;", "LEARNED must be the number of rows of `learned`"),
+        ("softmax", "Relu", "", "has_sink of KIND needs a policy with HAS_SINK"),
+        ("relu", "Relu", "static constexpr int OUTPUTS = 3;", "OUTPUTS must be 1 or 2"),
+        ("relu2", "Relu2", "using Evaluation = Relu2<FullMaths>;", "evaluations would run the base's policy"),
+        ("lssar", "Lssar", "using Evaluation = Lssar::Evaluation;", "evaluations would run the base's policy"))
+    kinds = ("softmax", "lssa", "lssar", "relu", "relu2", "sigmoid")
+    lines = ['#include "attention/formula.cuh"', *(f'#include "attention/kinds/{kind}.cuh"' for kind in kinds),
+             *(f"template void check_policies<kind_{kind}>();" for kind in kinds)]
+    with tempfile.TemporaryDirectory() as folder:
+      for n, (kind, base, text, _) in enumerate(policies):
+        base += "<FullMaths, WholePower>" if base == "Lssar" else "<FullMaths>"
+        lines += [f"struct P{n} : {base} {{ using Evaluation = P{n}; {text} }};".replace(
+            f"using Evaluation = P{n}; using", "using"), f"template void check_policy<kind_{kind}, P{n}>();"]
+      with open(f"{folder}/policies.cpp", "w", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+      said = subprocess.run(["g++", "-std=c++20", "-fsyntax-only", "-DKINDS_OF_THE_TREE=" + ",".join(kinds), "-I.",
+                             "-Iemulation", f"{folder}/policies.cpp"], cwd=ROOT, capture_output=True, text=True,
+                            timeout=100).stderr
+    for n, (kind, base, text, sentence) in enumerate(policies):
+      self.assertIn(f"[with File = kind_{kind}; P = P{n}]", said)
+      part, = re.findall(rf"\bP = P{n}\](?:(?!\bP = P)[\s\S])*", said)
+      self.assertIn("static assertion failed: " + sentence, part, (base, text))
+    self.assertNotIn("void check_choices", said)  # the kinds of the tree are right
+
   def test_wrong_formulas_end_in_an_error_at_their_line(self):
     good = self.GOOD.replace("NAME", "x")
     self.assertEqual(self.compiled(good.replace("BODY", "relu(z)")), (0, ""))
