@@ -19,7 +19,9 @@
 //               how many in LEARNED and sums their gradients (policy.cuh)
 //   variant     what its variant sets besides attention.kind
 //   pytorch     in Python, a number f for each score z: of z, i, j, n, head, heads, context and the numbers by name,
-//               all tensors that broadcast. `weights` says what becomes of it
+//               all tensors that broadcast. `weights` says what becomes of it. An f of whole rows, such as a mixture of
+//               normalisers, has softmax(x) and normalised(x), x / sum x, over the keys j that row i sees, and `seen`,
+//               whether it sees them; its `weights` are sum or none
 //   dense_rows  the parameter that says how many first rows have weights above 0 alone, for diagnostics
 #pragma once
 #include <algorithm>

@@ -79,7 +79,8 @@ template <class File> constexpr bool reads_its_numbers = requires {
 };
 template <class File> constexpr bool names_are_keys() {
   std::string_view names[2 * MOST_PARAMETERS] = {},
-                             words[] = {"z", "i", "j", "n", "head", "heads", "context", "torch", "math"};
+                             words[] = {"z",       "i",     "j",    "n",    "head",    "heads",
+                                        "context", "torch", "math", "seen", "softmax", "normalised"};
   size_t count = 0;
   auto takes = [&](std::string_view name) {
     bool free = std::ranges::find(words, name) == std::end(words) && std::ranges::find(names, name) == std::end(names);

@@ -79,18 +79,8 @@ struct PolicyDefaults {
 
 // The class that declares a member function: declared_by(&Policy::weigh).
 template <class C, class F> std::type_identity<C> declared_by(F C::*);
-#define OWN(FUNCTION)                                                                                      \
-  template <class Policy> constexpr bool own_##FUNCTION = !requires {                                      \
-    requires std::is_same_v<decltype(declared_by(&Policy::FUNCTION)), std::type_identity<PolicyDefaults>>; \
-  };
-OWN(start_sweep)
-OWN(first_sweep)
-OWN(row_constants)
-OWN(rescale) OWN(merge) OWN(row_for_backward)
-#undef OWN
-    // Whether first_sweep_tile() belongs to first_sweep(): not if that is of a class derived from the other's.
-    template <class Policy>
-    constexpr bool HAS_TILE = requires {
+// Whether first_sweep_tile() belongs to first_sweep(): not if that is of a class derived from the other's.
+template <class Policy> constexpr bool HAS_TILE = requires {
   requires std::is_base_of_v<typename decltype(declared_by(&Policy::first_sweep))::type,
                              typename decltype(declared_by(&Policy::template first_sweep_tile<1>))::type>;
 };
@@ -99,6 +89,18 @@ template <class Policy, class Other> constexpr bool INHERITS_EVALUATION = requir
   requires !std::is_same_v<Policy, Other>;
   requires std::is_same_v<typename Policy::Evaluation, typename Other::Evaluation>;
 };
+// own_merge<Policy> etc.: whether it has that function itself, or from a base other than PolicyDefaults.
+#define OWN(FUNCTION)                                                                                      \
+  template <class Policy> constexpr bool own_##FUNCTION = !requires {                                      \
+    requires std::is_same_v<decltype(declared_by(&Policy::FUNCTION)), std::type_identity<PolicyDefaults>>; \
+  }
+OWN(start_sweep);
+OWN(first_sweep);
+OWN(row_constants);
+OWN(rescale);
+OWN(merge);
+OWN(row_for_backward);
+#undef OWN
 
 // What is wrong with a policy in every family, or in some, without any other word.
 template <class File, class P> void check_policy() {

@@ -203,9 +203,10 @@ std::string modelling_code(const Config& config) {
       append_item(learned, format("\"%s\": %.17g", number.name, number.initial));
       names += format(", %s", number.name);
     }
-    lines +=
-        format("  \"%s\": (\"%s\", (%s), {%s}, lambda z, i, j, n, head, heads, context%s: %s),\n", kind->name,
-               row_weights_names[int(kind->weights)], fixed.c_str(), learned.c_str(), names.c_str(), kind->pytorch);
+    lines += format(
+        "  \"%s\": (\"%s\", (%s), {%s}, lambda z, i, j, n, head, heads, context, seen, softmax, normalised%s: %s),\n",
+        kind->name, row_weights_names[int(kind->weights)], fixed.c_str(), learned.c_str(), names.c_str(),
+        kind->pytorch);
   }
   return code.insert(code.find(begin) + begin.size(), lines);
 }

@@ -45,18 +45,19 @@ def add_file(path):
   """Adds the kind of a file to FORMULAS, as ./train does in checkpoints."""
   kind = kind_file.read(path)
   row_weights = re.search(r"weights = RowWeights::(\w+)", kind.text)
-  pytorch = re.search(r"pytorch = ((?:\s*\"[^\"]*\")+);", kind.text)
+  pytorch = re.search(r"pytorch =((?:\s*\"[^\"]*\")+);", kind.text)
   if not row_weights or not pytorch:
     stop(f"{path}: has no {'pytorch formula' if row_weights else 'weights'}; see the head of attention/score.h")
   names = "".join(f", {each}" for each in [*kind.parameters, *kind.learned])
   body = "".join(re.findall(r"\"([^\"]*)\"", pytorch[1]))
   try:
-    f = eval(f"lambda z, i, j, n, head, heads, context{names}: {body}",
+    f = eval(f"lambda z, i, j, n, head, heads, context, seen, softmax, normalised{names}: {body}",
              {"torch": torch, "F": torch.nn.functional, "math": math})
-    f(*torch.ones(7 + len(kind.parameters) + len(kind.learned)))
+    FORMULAS[kind.name] = (row_weights[1], tuple(kind.parameters), kind.learned, f)
+    weights(torch.ones(1, 1, 1), SimpleNamespace(kind=kind.name, sink="none", **kind.parameters), 1,
+            learned={name: torch.tensor([value]) for name, value in kind.learned.items()})
   except Exception as problem:  # whatever a formula may do wrong
     stop(f"{path}: its pytorch formula fails: {problem}")
-  FORMULAS[kind.name] = (row_weights[1], tuple(kind.parameters), kind.learned, f)
 
 
 for _path in kind_file.of_the_tree():

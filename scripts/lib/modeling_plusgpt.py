@@ -25,7 +25,8 @@ ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu,
 BIASES = ("none", "alibi", "fox", "cable")
 LAYER_WORDS = ("full", "joined", "separate", "rotated", "unrotated", "gated", "ungated", *BIASES)  # in attention.layers
 # The kinds that are one expression f, from their files (attention/kind.h): what becomes of f in a row, fixed numbers,
-# learned ones with their initial values, f. The copy in a checkpoint has those of its model.
+# learned ones with their initial values, f. The copy in a checkpoint has those of its model. An f of whole rows has
+# seen [..., T, T], softmax(x) and normalised(x), over the keys that a row sees.
 FORMULAS = {
 }
 
@@ -155,12 +156,12 @@ def weights_of_formula(z, seen, rows, settings, context, learned, starts):
   numbers.update((name, learned[name].to(z)[:, None, None]) for name in initial)
   # f of a hidden score is not used, but no part of it may be NaN, which gradients would pass on: a later key counts as
   # the row's own, and one of another document as the first.
+  become = {"none": lambda x: x.masked_fill(~seen, 0),
+            "softmax": lambda x: x.masked_fill(~seen, -torch.inf).softmax(-1),
+            "sum": lambda x: shares(x.masked_fill(~seen, 0), x.masked_fill(~seen, 0).sum(-1, keepdim=True))}
   y = f(z.masked_fill(~seen, 0), i=i, j=torch.minimum(t - first, i).clamp(min=1), n=rows, head=heads, heads=H,
-        context=context, **numbers)
-  if row_weights == "softmax":
-    return y.masked_fill(~seen, -torch.inf).softmax(-1)
-  y = y.masked_fill(~seen, 0)
-  return y if row_weights == "none" else shares(y, y.sum(-1, keepdim=True))
+        context=context, seen=seen, softmax=become["softmax"], normalised=become["sum"], **numbers)
+  return become[row_weights](y)
 
 
 def sharpened(a, rows, seen, settings):

@@ -110,8 +110,8 @@ WERE = $(filter-out $(ATTN) $(realpath $(KINDS)),$(shell \
   cat $(BUILD)/train.lost $(if $(filter summary,$(MAKECMDGOALS)),,$$(readlink train).kinds) 2>/dev/null | tac))
 name_of = $(notdir $(basename $(1)))
 # Of several files with a name, the last: a build takes one. The program may have another file of this name now.
-LOST = $(sort $(foreach name,$(filter-out $(call name_of,$(ATTN) $(KINDS)),$(sort $(call name_of,$(WERE)))),$(firstword \
-  $(filter $(name) %/$(name).cuh,$(WERE)))))
+LOST = $(sort $(foreach name,$(filter-out $(call name_of,$(ATTN) $(KINDS)),$(sort $(call name_of,$(WERE)))), \
+  $(firstword $(filter $(name) %/$(name).cuh,$(WERE)))))
 summary += $(foreach file,$(KINDS),$(foreach old,$(firstword $(filter %/$(notdir $(file)),$(WERE))),&& \
   echo '  $(call name_of,$(file)) is now $(realpath $(file)), no longer $(old)'))
 WITH_LOST = $(strip $(KINDS) $(filter %.cuh,$(LOST)))

@@ -2,9 +2,11 @@
 with ./train. Skipped where torch or transformers is missing.
 """
 import functools
+import itertools
 import os
 import tempfile
 import unittest
+from types import SimpleNamespace
 
 from support.scripts import ROOT, SCRIPTS  # noqa: F401: on the path
 from support.workspace import TRAIN
@@ -82,6 +84,21 @@ class Modeling(unittest.TestCase):
         self.assertEqual(P.triu(1).abs().max(), 0)
         sums = P.sum(-1)
         self.assertTrue(((sums > least - 1e-5) & (sums < most + 1e-5)).all() and sums.max() > 0, (kind, settings, sums))
+
+  def test_a_formula_of_whole_rows(self):
+    """The tests' mixture of two normalisers, beside each row by itself; with a window and two documents."""
+    formula.add_file(os.path.join(ROOT, "test/attention/kinds/mixture.cuh"))
+    self.addCleanup(formula.FORMULAS.pop, "mixture")
+    z = 3 * torch.randn(1, H, T, T, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    share, starts = torch.tensor([0.2, 0.7]), torch.tensor([[0] * 5 + [5] * (T - 5)])
+    settings = SimpleNamespace(kind="mixture", sink="none", fall=0.3, window=4, sink_tokens=0)
+    P = formula.weights(z, settings, T, learned={"share": share}, starts=starts)
+    for h, i in itertools.product(range(H), range(T)):
+      j = torch.arange(max(starts[0, i].item(), i - 3), i + 1)
+      row, s = z[0, h, i, j], torch.sigmoid(z[0, h, i, j])
+      expected = torch.zeros(T, dtype=z.dtype)
+      expected[j] = share[h] * (row - 0.3 * torch.log(1 + i - j)).softmax(0) + (1 - share[h]) * s / s.sum()
+      torch.testing.assert_close(P[0, h, i], expected, rtol=1e-6, atol=1e-7)
 
   def test_learned_biases(self):
     """Score ij gets the sum of the logarithms of j + 1 to i, of each sequence and head."""

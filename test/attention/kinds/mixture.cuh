@@ -1,4 +1,4 @@
-// A mixture of two normalisers, a policy with PLACES: P = g P1 + (1 - g) P2, of P1 = softmax of z - slope ln(1 + i - j)
+// A mixture of two normalisers, a policy with PLACES: P = g P1 + (1 - g) P2, of P1 = softmax of z - fall ln(1 + i - j)
 // and P2 = sigmoid(z) / sum sigmoid(z), with a share g that each head learns.
 #pragma once
 #include "attention/kind.h"
@@ -7,6 +7,8 @@ KIND(mixture) {
   static constexpr RowWeights weights = RowWeights::sum;
   static constexpr ScoreKey parameters[] = {{"fall", 0.1, "[0, 1e3]", "how fast mixture's scores fall with distance"}};
   static constexpr LearnedNumber learned[] = {{"share", 0.5}};
+  static constexpr const char* pytorch =
+      "share * softmax(z - fall * torch.log(1 + i - j)) + (1 - share) * normalised(torch.sigmoid(z))";
   struct Numbers {
     float fall, share;  // share: where a call has none that are learned
   };
