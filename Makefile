@@ -116,8 +116,10 @@ train: $(BUILD)/train FORCE
 	@$(if $(KINDS),$(BUILD)/train --help > /dev/null && )ln -sfn $(BUILD)/train train  # refuses wrong parameters
 	@$(summary)
 	@rm -f $(BUILD)/train.lost
-# $@.kinds: what the program has, by name or file; $@.lost: what it had before the last summary of make
-$(BUILD)/train: $(BUILD)/main.cpp.o $(TRAIN_OBJECTS) $(BUILD)/objects
+# $@.kinds: what the program has, by name or file; $@.lost: what it had before the last summary of make. check-kind has
+# a program of its own, so that ./train keeps its kinds.
+$(BUILD)/train $(BUILD)/check_kind/train: $(BUILD)/main.cpp.o $(TRAIN_OBJECTS) $(BUILD)/objects
+	@mkdir -p $(@D)
 	$(call SAY,link,$@)$(LINK)
 	@touch $@.kinds $@.lost; cat $@.kinds >> $@.lost; printf '%s\n' $(ATTN) $(realpath $(KINDS)) > $@.kinds
 REFERENCE := $(patsubst %,$(BUILD)/%.o,$(filter $(ONLY),test/attention/attention_reference.cu))
@@ -175,12 +177,13 @@ tests: $(TESTS)                    ## build every test program
 test: train $(TESTS)               ## run every test of this build
 	@bash test/support/run.sh $(BUILD) $(TESTS)
 # Kinds that are files (attention/score.h). What they promise is tested before the rest is built.
-KIND_TESTS := $(addprefix build/cpu/test_,attention attention_reference documents diagnose dispatch)
+KIND_TESTS := $(addprefix build/cpu/test_,attention attention_reference documents diagnose policies dispatch)
 check-kind:                        ## test the kinds of KINDS="my_score.cuh ...", on the CPU
 	@[ -n "$(KINDS)" ] || { echo 'check-kind: name the files: make check-kind KINDS="my_score.cuh"' >&2; exit 2; }
-	@$(MAKE) BACKEND=cpu ATTN=softmax build/cpu/test_score && build/cpu/test_score --gtest_brief=1
+	@$(MAKE) BACKEND=cpu ATTN=softmax build/cpu/test_score
+	@build/cpu/test_score --gtest_brief=1
 	@$(MAKE) BACKEND=cpu ATTN=softmax $(KIND_TESTS)
-	@$(MAKE) BACKEND=cpu build/cpu/train
+	@$(MAKE) BACKEND=cpu build/cpu/check_kind/train
 	@bash test/attention/check_kind.sh "$(KINDS)" $(KIND_TESTS)
 quickstart:                        ## train, evaluate and plot a small model
 	bash scripts/quickstart.sh

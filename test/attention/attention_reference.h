@@ -128,6 +128,8 @@ Numbers<P> ref_formula(const KindRow& file, const AttentionSetup& s, const Numbe
 
 // Of the tests' kind `mixture`, which is a policy: the weights of its two parts, and s = sigmoid(z).
 inline bool is_mixture(Kind kind) { return kind_row(kind).name == std::string_view("mixture"); }
+// The families' results for other policies of files are compared with each other (policies_test.cu).
+inline bool has_reference(Kind kind) { return !kind_row(kind).text || formula_of(kind) || is_mixture(kind); }
 template <class P> struct RefMixture {
   using R = typename P::real;
   Numbers<P> p1, p2, s;
@@ -292,10 +294,8 @@ Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, con
         slope[j] = z[j] > 0 ? 1 / R(n) : R(0), dz[j] = z[j] > 0 ? P::round(dp[j] / R(n)) : R(0);
       break;
     case Kind::relu2:
-      for (size_t j = 0; j < n; j++) {
-        slope[j] = 2 * std::max(z[j], R(0)) / R(n);
-        dz[j] = P::round(P::round(2 * std::max(z[j], R(0)) * dp[j]) / R(n));
-      }
+      for (size_t j = 0; j < n; j++)
+        slope[j] = 2 * std::max(z[j], R(0)) / R(n), dz[j] = P::round(P::round(2 * std::max(z[j], R(0)) * dp[j]) / R(n));
       break;
     case Kind::threshold:
       for (size_t j = 0; j < n; j++) dz[j] = P::round((slope[j] = 2 * ref_excess<P>(s, z[j], n)) * dp[j]);

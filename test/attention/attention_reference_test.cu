@@ -42,7 +42,8 @@ TEST(AttentionReference, GradientsMatchFiniteDifferences) {
   for (size_t kind = 0; kind < std::size(kind_names); kind++)
     for (QkNorm norm : {QkNorm::none, QkNorm::l2, QkNorm::rms})
       for (Scale scale : {Scale::rsqrt_d, Scale::logd_logn, Scale::logn, Scale::ssmax, Scale::number})
-        check_by_differences({{.kind = Kind(kind), .qk_norm = norm, .scale = scale, .scale_number = 0.3}, 9, 0, 1.1f},
-                             shape, norm != QkNorm::rms);
+        if (has_reference(Kind(kind)))
+          check_by_differences({{.kind = Kind(kind), .qk_norm = norm, .scale = scale, .scale_number = 0.3}, 9, 0, 1.1f},
+                               shape, norm != QkNorm::rms);
   for (Sink sink : {Sink::one, Sink::learned}) check_by_differences({{.sink = sink}}, shape, true);
 }

@@ -1,38 +1,35 @@
 #!/usr/bin/env bash
 # For `make check-kind`: test/attention/check_kind.sh "FILE.cuh..." PROGRAM..., which build/cpu has. The programs run
-# over a build's kinds; then bits must be equal over threads, ranks, streams and after an interruption; then PyTorch's
-# formulas are compared, if PYTHON=... or python3 has torch and transformers. The last lines are the time of a step,
-# beside softmax's, and the verdict; exit 1 if anything failed.
+# over a build's kinds; then gradients are compared with differences of losses, and bits must be equal over threads,
+# ranks, streams and after an interruption; then PyTorch's formulas are compared, if PYTHON=... or python3 has torch and
+# transformers. The last lines are the time of a step, beside softmax's, and the verdict; exit 1 if anything failed.
 set -eu
 kinds=$1
 shift
-for file in $kinds; do
-  grep -q '^ *SCORE(' "$file" || { echo "check-kind: $file is a policy, which this cannot compare with anything: add \
-float64 formulas as attention/KINDS.md says, and run make test" >&2; exit 2; }
-done
 . scripts/lib/common.sh
+train=$PWD/build/cpu/check_kind/train  # with these kinds; ./train keeps its own
 bash test/support/run.sh build/cpu "$@"
 python=${PYTHON:-$(find_python)}
 names=$(for file in $kinds; do basename "$file" .cuh; done)
-echo "=== threads, ranks, streams, interruptions"
-(cd test && KIND_NAMES=$names TRAIN=$OLDPWD/build/cpu/train "$python" -m unittest -k test_kind program.test_invariance \
-  eval.test_diagnostics)
+echo "=== finite differences, threads, ranks, streams, interruptions"
+(cd test && KIND_NAMES=$names TRAIN=$train "$python" -m unittest -k test_kind program.test_runs \
+  program.test_invariance eval.test_diagnostics)
 echo "=== PyTorch"
-with_formula=$(grep -l 'pytorch = ' $kinds || true)
+with_formula=$(grep -l 'pytorch =' $kinds || true)
 if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
   left="; not compared with PyTorch: $python has no torch and transformers, PYTHON=... names one that has"
 elif [ -z "$with_formula" ]; then
   left="; not compared with PyTorch: no formula"
 else
   left=
-  "$python" scripts/compare.py transformers --train build/cpu/train --kinds $with_formula
+  "$python" scripts/compare.py transformers --train "$train" --kinds $with_formula
 fi
 echo "=== the time of a step, beside softmax's"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" scripts/prepare_text.py docs/*.md --out "$work" --name text > "$work/log"
 for name in softmax $names; do
-  (cd "$work" && "$OLDPWD/build/cpu/train" /dev/stdin --set name="$name" --set attention.variant="$name" >> log) <<'END'
+  (cd "$work" && "$train" /dev/stdin --set name="$name" --set attention.variant="$name" >> log) <<'END'
 {"data": {"train": "text_train_*.bin", "val": "text_val_*.bin"}, "model": {"vocab": 256, "layers": 2, "heads": 4,
  "channels": 256, "context": 1024}, "batch": {"tokens": 2048, "micro": 1}, "train": {"steps": 12}, "eval": {"every": 0},
  "optimizer": {"warmup_steps": 0}, "checkpoint": {"at_end": false}}

@@ -101,6 +101,7 @@ TYPED_TEST(PrepareTest, OutputNorms) {
         check_output_norm<TypeParam>({.kind = Kind::threshold, .output_norm = norm}, {2, 31, 3, D}, shift);
   // where weights do not sum to 1, and only there
   for (size_t kind = 0; kind < std::size(kind_names); kind++) {
+    if (!has_reference(Kind(kind))) continue;
     AttentionSetup s{{.kind = Kind(kind), .output_norm = QkNorm::rms}};
     double sum = 0, sink_weight;
     for (double p : ref_weights<Exact>(s, {0.3, 2.5, -1, 1.2, 4}, -INFINITY, &sink_weight)) sum += p;

@@ -147,6 +147,15 @@ class Kinds(unittest.TestCase):
     # objects of another machine's CPU, in a folder that both share, are compiled again
     self.assertIn("compile base/error.cpp", made("FEATURES=avx5124fmaps")[1])
 
+  def test_check_kind_leaves_the_program_alone(self):
+    file = os.path.join(ROOT, "test/attention/kinds/capped.cuh")
+    done = subprocess.run(["make", "-nB", "check-kind", f"KINDS={file}"], cwd=ROOT, capture_output=True, text=True,
+                          timeout=100)
+    links = re.findall(r"echo 'link (\S+)'", done.stdout)
+    self.assertIn("build/cpu/check_kind/train", links, done.stderr)
+    self.assertNotIn("build/cpu/train", links)
+    self.assertIn("test/attention/check_kind.sh", done.stdout)
+
   def test_lost_kinds_are_named(self):
     def lines(*settings):
       self.make("NCCL=1", *settings, f"{self.build}/train")

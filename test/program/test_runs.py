@@ -133,6 +133,32 @@ class WritesNothing(Workspace):
     self.assertAlmostEqual(self.metrics(kind="train")[0]["grad_norm"], norm, delta=1e-4 * norm)
 
 
+  def test_kinds_gradients_match_finite_differences(self):
+    """Of the loss, by the parameters that a kind's policy has a part in: lssar's, and those of make check-kind."""
+    for kind in ("lssar", *os.environ.get("KIND_NAMES", "").split()):
+      settings = {"name": kind, "attention__variant": kind, "precision": "fp32", "model__init_std": 0.3,
+                  "train__steps": 1, "optimizer__lr": 1e-3}
+      self.ok(**settings)
+      weights = read_safetensors(self.model(run=kind, step=1))
+
+      def loss(changed):
+        write_safetensors(self.path("init", "model.safetensors"), {**weights, **changed})
+        said = self.ok("--dump-gradients", "gradients.safetensors", init="init", **settings).stdout
+        return float(re.search(r"^loss (\S+) ", said, re.MULTILINE)[1])
+
+      loss({})
+      for name, (dtype, shape, data) in read_safetensors(self.path("gradients.safetensors")).items():
+        if not re.search(r"\.0\.attn\.(c_attn\.weight|score\.)", name):
+          continue
+        gradient, norm, far = floats(data), math.hypot(*floats(data)), 1e-2 if ".score." in name else 1e-3
+        moved = lambda far: (dtype, shape, array.array("f", (
+            w + far * g / norm for w, g in zip(floats(weights[name][2]), gradient))).tobytes())
+        slopes = [(loss({name: moved(far)}) - loss({name: moved(-far)})) / (2 * far) for far in (far, far / 2)]
+        # the error of a difference falls with the square of the distance; a loss has 24 bits
+        bound = abs(slopes[0] - slopes[1]) + 2**-20 / far + 1e-3 * norm
+        self.assertAlmostEqual((4 * slopes[1] - slopes[0]) / 3, norm, delta=bound, msg=f"{kind}: {name}")
+
+
 class Training(Workspace):
   def test_files_and_lines(self):
     done = self.ok(eval__lengths=[16, 64])
