@@ -292,6 +292,17 @@ SCORE(NAME) {
       self.assertIn("static assertion failed: " + sentence, part, (base, text))
     self.assertNotIn("void check_choices", said)  # the kinds of the tree are right
 
+  def test_errors_come_without_notes_on_options(self):
+    for compiler in filter(shutil.which, ("g++", "clang++")):
+      made = subprocess.run(["make", "-nBs", "V=1", "BACKEND=cpu", f"CXX={compiler}", "BUILD=build/none",
+                             "build/none/base/error.cpp.o"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+      options = re.findall(r" (-W\S+)", made.stdout.split("-c base/error.cpp")[0].split("\n")[-1])
+      said = subprocess.run([compiler, *options, "-fsyntax-only", "-x", "c++", "-"], input="int f(int y) { return x; }",
+                            capture_output=True, text=True, timeout=100).stderr
+      self.assertIn("-Wextra", options)
+      self.assertIn("error: ", said)
+      self.assertNotRegex(said, "unrecognized|unknown")
+
   def test_wrong_formulas_end_in_an_error_at_their_line(self):
     good = self.GOOD.replace("NAME", "x")
     self.assertEqual(self.compiled(good.replace("BODY", "relu(z)")), (0, ""))
