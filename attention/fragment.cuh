@@ -2,6 +2,7 @@
 // the work on scores and weights there.
 #pragma once
 #include "attention/heads.cuh"
+#include "attention/policy.cuh"
 
 // A warp's result d[M][N][4] has 16 M rows and 8 N columns: d[m][n][2 half + c] is in row(half, m) and column(n) + c.
 // first: the warp's first row, where a caller counts the rows of several warps.

@@ -17,10 +17,11 @@ bench: $(BENCHES:%=$(BUILD)/bench_%)  ## speed of the machine, every kernel, att
 FILES_TESTED := $(patsubst %,test/attention/kinds/%.cuh,bump mixture)
 check-kernels-of-file:
 	@$(MAKE) BACKEND=cpu ATTN=softmax KINDS="$(FILES_TESTED)" build/cpu/test_attention \
-	  build/cpu/test_attention_reference build/cpu/test_documents
+	  build/cpu/test_attention_reference build/cpu/test_documents build/cpu/test_policies
 	@build/cpu/test_attention_reference --gtest_brief=1
 	@build/cpu/test_attention --gtest_brief=1 --gtest_filter='AttentionTest/*.SmallShapes:*.WindowsAndBiases'
 	@build/cpu/test_documents --gtest_brief=1
+	@build/cpu/test_policies --gtest_brief=1
 # Without UBSan's checks of pointers, a third of a kernel's compile time: AddressSanitizer notices when one is used.
 SANITIZER_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
   -fno-sanitize=null,object-size,pointer-overflow,vptr

@@ -28,10 +28,10 @@ template <class Type, const char* NAME> struct Kernels {
 inline bool is_built(Kind kind) {
   return std::ranges::any_of(families_of<bf16>(kind), [](const auto& f) { return f.name == family; });
 }
-inline std::vector<Kind> built_kinds(bool with_reference = true) {
+inline std::vector<Kind> built_kinds() {
   std::vector<Kind> all;
   for (size_t k = 0; k < std::size(kind_names); k++)
-    if (is_built(Kind(k)) && has_reference(Kind(k)) == with_reference) all.push_back(Kind(k));
+    if (is_built(Kind(k)) && has_reference(Kind(k))) all.push_back(Kind(k));
   return all;
 }
 // Of one family: Families.
