@@ -144,10 +144,11 @@ void Program::check_settings() {
     user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config_.plan.memory.c_str(),
                source_tag(source_of(config_, {"plan.memory"})).c_str());
   if (elsewhere && config_.precision == Precision::automatic) config_.precision = Precision::bf16;
+  bool fp32 = config_.precision == Precision::fp32 || (on_cpu && config_.precision == Precision::automatic);
   for (int length : {config_.model.context, std::numeric_limits<int>::max()})
     for (int l = 0; l < config_.model.layers; l++)
-      attention_check(config_.layer(l, length).attention, config_.model.head_dim, config_.precision == Precision::fp32,
-                      config_.diagnoses, !planned_for_cpu(config_));
+      attention_check(config_.layer(l, length).attention, config_.model.head_dim, fp32, config_.diagnoses,
+                      !planned_for_cpu(config_));
   if (elsewhere) return;
   if (flags_.generates() || (mode_.whole_run && config_.generate.every > 0))  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_,

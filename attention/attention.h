@@ -35,7 +35,7 @@ template <class T> struct AttentionCall {
   int context = 1024;             // the trained length; for Scale::logn and Kind::sigmoid
   int qkv_stride = 0;             // elements from row to row of qkv and dqkv; 0 = 3 A, more where logits follow
   float scale_factor = 1;         // multiplies every scale: rope_scale_factor() of prepare.cuh, 1 except with yarn
-  const char* family = nullptr;   // of kernels, by its name; nullptr: the fastest that supports the call
+  const char* family = nullptr;   // of kernels, by its name; nullptr: as the settings say
   int spare_multiprocessors = 0;  // left to kernels of other streams by Hopper's kernels; no bit of a result changes
   cudaStream_t stream = nullptr;
   // The learned numbers of the layer, if the settings have any, and their gradients, [H] each.
@@ -91,8 +91,9 @@ inline size_t bias_floats(const AttentionShape& s) { return size_t(s.B) * s.H * 
 // OUTPUTS, a vector of D floats per row).
 int attention_statistics(const AttentionSettings& settings, int D);
 
-// The name of the family that would run the call on this device, if all arrays are aligned as cudaMalloc() does.
-template <class T> const char* attention_family(const AttentionCall<T>& call);
+// The family that would run the call on this device, if all arrays are aligned as cudaMalloc() does, and those before
+// it in the table that were not measured.
+template <class T> std::string attention_family(const AttentionCall<T>& call);
 
 // Bytes: 32 per row (b, h, t), with the rows of a head rounded up to 128, and 12 D per head and SUMMED_ROWS of them, so
 // linear in T; and what the kernels of attention_family() ask for (BackwardWorkspace::dq_sums).

@@ -3,13 +3,14 @@
 
 #include <algorithm>
 
+#include "attention/families.h"
 #include "attention/family.h"
+#include "base/text.h"
 #include "kernels/linear_bias.cuh"
 #include "kernels/reduce.cuh"
 
 namespace {
 
-constexpr int LARGEST_D = 512;
 int kinds() { return int(kind_names.size()); }
 
 void check_built(Kind kind) {
@@ -23,14 +24,78 @@ void check_built(Kind kind) {
       int(kind) < kinds() ? kind_names[int(kind)] : "?", built.c_str());
 }
 
-// The first of a kind's families, or the one with this name, that supports the call.
-template <class T> const Family<T>& family_for(const AttentionCall<T>& call, Addresses arrays) {
-  for (const Family<T>& family : families_of<T>(call.settings.kind))
-    if (call.family ? !strcmp(call.family, family.name) : family.suits(call))
-      if (family.supports(call, arrays)) return family;
+// The family that is asked for by name, or "".
+template <class T> std::string asked_family(const AttentionCall<T>& call) {
+  return call.family ? call.family : call.settings.family;
+}
+
+template <class T> const Family<T>* built_family(Kind kind, const std::string& name) {
+  const std::vector<Family<T>>& families = families_of<T>(kind);
+  auto found = std::ranges::find_if(families, [&](const Family<T>& family) { return family.name == name; });
+  return found == families.end() ? nullptr : &*found;
+}
+
+template <class T> FamilyQuery query(const AttentionCall<T>& call, const Family<T>& family, Addresses tensors) {
+  const AttentionShape& s = call.shape;
+  const cudaDeviceProp device = on_cpu ? cudaDeviceProp() : device_properties();
+  bool aligned = reinterpret_cast<size_t>(call.bias) % 16 == 0;
+  for (const void* tensor : tensors) aligned = aligned && reinterpret_cast<size_t>(tensor) % 128 == 0;
+  return {sizeof(T) == 4,
+          s.B * s.H,
+          s.T,
+          s.D,
+          call.row_stride(),
+          call.settings.bias != Bias::none,
+          call.separate(),
+          call.hides_or_adds(),
+          aligned,
+          family.widest,
+          family.widest_masked,
+          on_cpu,
+          device.major,
+          device.multiProcessorCount,
+          device.l2CacheSize,
+          !family.has_instructions || family.has_instructions()};
+}
+
+template <class T> const Family<T>& family_for(const AttentionCall<T>& call, Addresses tensors) {
+  if (const Family<T>* found = find_family(call, tensors)) return *found;
+  std::string name = asked_family(call);
   failure("attention: no %s kernels for %s, heads of %d channels%s, or these addresses and strides",
-          call.family ? call.family : "suitable", kind_names[int(call.settings.kind)], call.shape.D,
+          name.empty() ? "suitable" : name.c_str(), kind_names[int(call.settings.kind)], call.shape.D,
           call.hides_or_adds() ? ", a window, a bias or separate documents" : "");
+}
+
+bool is_built(const char* family) {
+  for (int k = 0; k < kinds(); k++)
+    if (built_family<bf16>(Kind(k), family) || built_family<float>(Kind(k), family)) return true;
+  return false;
+}
+
+// Why this build cannot run the family for such a call on this device, or on a GPU for which a CPU plans; "" if it can.
+template <class T> std::string family_problem(const FamilyRow& row, const AttentionCall<T>& call, bool gpu) {
+  Kind kind = call.settings.kind;
+  const Family<T>* family = built_family<T>(kind, row.name);
+  FamilyQuery q = query(call, family ? *family : Family<T>(), {});
+  bool elsewhere = gpu && on_cpu;
+  if (elsewhere) q.on_cpu = false, q.major = 9, q.widest = q.widest_masked = LARGEST_TENSOR_D;
+  else if (!is_built(row.name)) return "is not in this build: it is for " + std::string(row.devices);
+  if (!q.on_cpu && !row.suits(q)) return "is for " + std::string(row.devices);
+  std::string lacks = row.lacks(q);
+  if (lacks.empty() && !family && !elsewhere) lacks = format("attention.kind = \"%s\"", kind_names[int(kind)]);
+  return lacks.empty() ? "" : "lacks kernels for " + lacks;
+}
+
+template <class T> void check_family(const AttentionCall<T>& call, bool gpu) {
+  const std::string& name = call.settings.family;
+  const std::vector<FamilyRow>& rows = family_rows();
+  auto row = std::ranges::find_if(rows, [&](const FamilyRow& row) { return row.name == name; });
+  std::string problem = row == rows.end() ? "is unknown" : family_problem(*row, call, gpu), others;
+  if (problem.empty()) return;
+  for (const FamilyRow& other : rows)
+    if (family_problem(other, call, gpu).empty()) append_item(others, other.name);
+  user_error("config: attention.family = \"%s\" %s; leave it out (--set attention.family=null) or use %s", name.c_str(),
+             problem.c_str(), others.c_str());
 }
 
 // A mask may hide all of a row's keys in the first tiles: there the largest score so far must be a number, so "no
@@ -69,10 +134,23 @@ template <class T> std::vector<Family<T>>& families_of(Kind kind) {
 }
 
 template <class T> bool add_family(Kind kind, const Family<T>& family) {
-  std::vector<Family<T>>& families = families_of<T>(kind);
-  auto later = [&](const Family<T>& other) { return other.order > family.order; };
-  families.insert(std::find_if(families.begin(), families.end(), later), family);
+  families_of<T>(kind).push_back(family);
   return true;
+}
+
+template <class T>
+const Family<T>* find_family(const AttentionCall<T>& call, Addresses tensors, std::string* unmeasured) {
+  std::string name = asked_family(call);
+  for (const FamilyRow& row : family_rows()) {
+    const Family<T>* family = built_family<T>(call.settings.kind, row.name);
+    if (!family || (!name.empty() && name != row.name)) continue;
+    FamilyQuery q = query(call, *family, tensors);
+    bool fast = row.suits(q) && (!row.pays || row.pays(q)), runs = name.empty() ? fast : on_cpu || row.suits(q);
+    if (!runs || !row.lacks(q).empty()) continue;
+    if (!name.empty() || row.measured_on) return family;
+    if (unmeasured) append_item(*unmeasured, row.name);
+  }
+  return nullptr;
 }
 
 bool attention_is_built(Kind kind) { return !families_of<float>(kind).empty(); }
@@ -80,15 +158,15 @@ bool attention_is_built(Kind kind) { return !families_of<float>(kind).empty(); }
 void attention_check(const AttentionSettings& settings, int D, bool fp32, bool diagnoses, bool gpu) {
   if (D < 1 || D > LARGEST_D) user_error("config: model.head_dim = %d has no kernels; 1 to %d have", D, LARGEST_D);
   check_built(settings.kind);
+  AttentionShape any{1, NO_WINDOW, 1, D};
+  if (!settings.family.empty() && fp32) check_family<float>({.settings = settings, .shape = any}, gpu);
+  else if (!settings.family.empty()) check_family<bf16>({.settings = settings, .shape = any}, gpu);
   bool biased = settings.bias != Bias::none;
   bool separate = settings.documents == Documents::separate;
   if (!gpu || !(biased || separate || settings.window > 0)) return;
   auto runs = [&](int D) {
     if (on_cpu) return D <= LARGEST_TENSOR_D;  // which lacks these kernels, and plans for a GPU that has them
-    AttentionCall<bf16> call{.settings = settings, .shape = {1, NO_WINDOW, 1, D}};
-    const std::vector<Family<bf16>>& all = families_of<bf16>(settings.kind);
-    return std::any_of(all.begin(), all.end(),
-                       [&](const Family<bf16>& f) { return f.suits(call) && f.supports(call, {}); });
+    return find_family<bf16>({.settings = settings, .shape = {1, NO_WINDOW, 1, D}}, {}) != nullptr;
   };
   if (runs(D) && !fp32 && !diagnoses) return;
   int most = D;
@@ -116,7 +194,13 @@ static size_t workspace_of_rows(const AttentionShape& s) {
   return size_t(ROW_VALUES_MOST + 2) * s.B * s.H * workspace_rows(s.T);  // floats
 }
 static size_t column_sums_size(const AttentionShape& s) { return size_t(column_sums_count(s)) * 3 * s.H * s.D; }
-template <class T> const char* attention_family(const AttentionCall<T>& call) { return family_for<T>(call, {}).name; }
+template <class T> std::string attention_family(const AttentionCall<T>& call) {
+  std::string unmeasured, name = family_for<T>(call, {}).name;
+  find_family(call, {}, &unmeasured);
+  return unmeasured.empty() ? name
+                            : format("%s (%s has not been measured: attention.family=%s runs it)", name.c_str(),
+                                     unmeasured.c_str(), unmeasured.c_str());
+}
 
 template <class T> size_t attention_backward_workspace(const AttentionCall<T>& call) {
   auto more = family_for<T>(call, {}).backward_workspace;
@@ -169,16 +253,18 @@ void attention_backward(T* dqkv, const T* dout, const T* out, const float* stats
 
 template <class T>
 void attention_diagnose(float* statistics, const float* stats, const T* qkv, const AttentionCall<T>& call) {
-  for (const Family<T>& family : families_of<T>(call.settings.kind))
-    if (family.diagnose && family.supports(call, {qkv}))
-      return family.diagnose(statistics, stats, qkv, call, kernel_settings(call));
+  AttentionCall<T> by_name = call;
+  by_name.family = "general";
+  if (const Family<T>* general = find_family(by_name, {qkv}))
+    return general->diagnose(statistics, stats, qkv, call, kernel_settings(call));
   failure("attention: no kernels for diagnostics with a window or a bias on a GPU");
 }
 
 #define INSTANTIATE(T)                                                                                             \
   template std::vector<Family<T>>& families_of(Kind);                                                              \
   template bool add_family(Kind, const Family<T>&);                                                                \
-  template const char* attention_family(const AttentionCall<T>&);                                                  \
+  template const Family<T>* find_family(const AttentionCall<T>&, Addresses, std::string*);                         \
+  template std::string attention_family(const AttentionCall<T>&);                                                  \
   template size_t attention_backward_workspace(const AttentionCall<T>&);                                           \
   template void attention_forward(T*, float*, const T*, const AttentionCall<T>&, bool);                            \
   template void attention_backward(T*, const T*, const T*, const float*, const T*, void*, const AttentionCall<T>&, \

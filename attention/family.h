@@ -63,18 +63,18 @@ template <class T> struct BackwardCall {
   AttentionCall<T> call;
 };
 
-constexpr int LARGEST_TENSOR_D = 128;  // of a build with all head sizes
+constexpr int LARGEST_D = 512;         // of all kernels
+constexpr int LARGEST_TENSOR_D = 128;  // of tensor cores, in a build with all head sizes
 
 using Addresses = std::initializer_list<const void*>;
 
 // The kernels of a family for one kind.
 template <class T> struct Family {
-  const char* name = nullptr;  // for AttentionCall::family
-  int order = 0;               // dispatch.cu tries families in rising order: the fastest is first
-  // Whether they are the fastest for this call on this device; if not, they run only if they are asked for by name.
-  bool (*suits)(const AttentionCall<T>&) = nullptr;
-  bool (*supports)(const AttentionCall<T>&, Addresses) = nullptr;  // the tensors of the call, for their addresses
-  int saved = 0, vectors = 0;  // of a row in training: floats, and vectors of D floats
+  const char* name = nullptr;  // of a row of families.h
+  // The most channels of a head, and with a bias or separate documents.
+  int widest = LARGEST_D, widest_masked = LARGEST_D;
+  bool (*has_instructions)() = nullptr;  // whether this CPU has those that make it fast; missing: yes
+  int saved = 0, vectors = 0;            // of a row in training: floats, and vectors of D floats
   void (*forward)(const ForwardCall<T>&) = nullptr;
   void (*evaluate)(const ForwardCall<T>&) = nullptr;  // leaves out what only a backward pass needs
   void (*backward)(const BackwardCall<T>&) = nullptr;
@@ -85,10 +85,15 @@ template <class T> struct Family {
   bool finishes_gradients = false;
 };
 
-// The families that a build has for a kind, in their order.
+// The families that a build has for a kind.
 template <class T> std::vector<Family<T>>& families_of(Kind kind);
 // Returns true, so that it can initialise a variable.
 template <class T> bool add_family(Kind kind, const Family<T>& family);
+
+// What runs the call, or nullptr: the first row of families.h that was measured and can, or the one that is asked for.
+// unmeasured += the names of those before it that could.
+template <class T>
+const Family<T>* find_family(const AttentionCall<T>& call, Addresses tensors, std::string* unmeasured = nullptr);
 
 // For tests and benchmarks.
 template <class T> Family<T>& family_of(Kind kind, const char* name) {

@@ -104,6 +104,7 @@ struct AttentionSettings {
   int sink_tokens = 0;
   Documents documents = Documents::joined;  // separate: a row sees keys of its own document alone
   Bias bias = Bias::none;
+  std::string family = "";  // of kernels, by its name (families.h); "": the fastest that was measured
   GateSettings gate = {};
   bool sums_to_1() const { return kind_row(kind).sums_to_1(); }
   double parameter(const char* name) const;  // of its kind; a Failure if that has none of this name

@@ -30,7 +30,8 @@ SANITIZER_tsan := -fsanitize=thread
 # `replay_NAME FILE...` tries inputs without libFuzzer: check-asan, those of test/fuzz/corpus.
 FUZZ_SECONDS ?= 20
 FUZZERS := config shards safetensors tasks
-FUZZ_SOURCES := $(addsuffix .cpp,attention/kinds $(addprefix base/,error format json text file checksum) \
+FUZZ_SOURCES := $(addsuffix .cpp,attention/kinds attention/families \
+  $(addprefix base/,error format json text file checksum) \
   $(addprefix settings/,table kind_keys layers read check show) checkpoint/safetensors data/shards data/benchmark_file)
 FUZZ_CXX := clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link $(SANITIZER_asan) -I. -I$(BUILD) $(KIND_NAMES)
 build/fuzz/attention/kinds.o: $(BUILD)/kinds.inc

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "attention/families.h"
 #include "base/error.h"
 #include "base/json.h"
 
@@ -28,6 +29,13 @@ static EnumField choice_of_variants(std::string& variant) {
   for (const Variant& each : variants()) names.push_back(each.name);
   return {names, [&variant, names] { return size_t(std::ranges::find(names, variant) - names.begin()); },
           [&variant, names](size_t index) { variant = names[index]; }, nullptr};
+}
+
+static EnumField choice_of_families(std::string& family) {
+  std::vector<const char*> names = {""};
+  for (const FamilyRow& row : family_rows()) names.push_back(row.name);
+  return {names, [&family, names] { return size_t(std::ranges::find(names, family) - names.begin()); },
+          [&family, names](size_t index) { family = names[index]; }, nullptr};
 }
 
 // "relu, sigmoid or threshold"
@@ -165,6 +173,8 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
      "pattern repeated over the layers, each entry words joined by _: a kind, a bias, full (no window), window256 (its "
      "own), joined (documents), unrotated (no rope), ungated (no gate); window, separate, rotated and gated: as the "
      "keys say, which must give one"},
+    {"attention.family", choice_of_families(a.family), "", "the fastest that was measured and can",
+     "kernels of all layers, by their name in attention/families.cpp"},
     only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,

@@ -163,6 +163,7 @@ void plan_elsewhere(Config config, bool evaluates, int started) {
   size_t memory = size_t(size_in_bytes(config.plan.memory));
   DeviceInfo device{"a GPU with " + bytes_text(double(memory)), true, 0, memory, 0};
   if (config.plan.ranks == 0) config.plan.ranks = started;
+  if (on_cpu) config.attention.family = "";  // this build lacks those of a GPU
   std::vector<int> lengths = evaluates || config.diagnoses ? config.eval.lengths : std::vector<int>{};
   if (config.task.every > 0 && config.task.max_length > 0) lengths.push_back(config.task.max_length);
   plan_run(config, device, lengths, true, 0, Comm::alone());

@@ -578,14 +578,11 @@ void general_diagnose(float* statistics, const float* stats, const T* qkv, const
 
 // ---- the family
 
-// A CPU has one instance for all masks, to compile in half the time. On a GPU the tiles leave no registers for
-// other masks: some of these kernels would spill.
+// A CPU has one instance for all masks, to compile in half the time.
 template <class T, class File> bool add_general_of(Kind kind) {
   using Policies = PolicyOf<File, FullMaths>;
   using Mask = std::conditional_t<on_cpu, OwnDocument<Biased>, Causal>;
-  Family<T> f = {.name = "general", .order = 3};
-  f.suits = [](const AttentionCall<T>&) { return true; };
-  f.supports = [](const AttentionCall<T>& call, Addresses) { return on_cpu || !call.hides_or_adds(); };
+  Family<T> f = {.name = "general"};
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<T>& c) {
     Policies::choose(c.settings, [&]<class Policy>() { general_forward<T, Policy, Mask>(c); });

@@ -5,20 +5,8 @@
 // of its own rows. Until then its sums lie in global memory, where they stay in the L2 if the sums of all blocks fit,
 // and a thread adds to the same floats in every key tile. So bits do not depend on the order of threads.
 #pragma once
+#include "attention/families.h"
 #include "attention/hopper/backward.cuh"
-
-// Bytes of the sums of dQ.
-inline size_t heads_workspace(const AttentionShape& s, int blocks) {
-  return sizeof(float) * blocks * workspace_rows(s.T) * TILE_COLUMNS;
-}
-
-// Whether this kernel is expected to be faster than two. By counts (dev/bench/LOG.md) it takes 0.76 of their time: so
-// its blocks must have heads for a larger share of the time. And the sums of dQ must stay in the L2, where tiles need
-// room too. Multiprocessors that are spared for other kernels do not count: the workspace is planned without them.
-inline bool heads_suit(const AttentionShape& s, int multiprocessors, int l2_bytes) {
-  int heads = s.B * s.H, rounds = (heads + multiprocessors - 1) / multiprocessors;
-  return heads >= 0.85 * rounds * multiprocessors && heads_workspace(s, multiprocessors) <= 0.75 * l2_bytes;
-}
 
 namespace {
 
@@ -36,7 +24,7 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
   // 128 queries that share a tile of sums.
   static constexpr bool ONE_HAS_DQ = STREAM == BOX;
   static constexpr int PITCH = Tile::CONSUMERS * WARPGROUP * 4;  // floats from four of a thread to its next four
-  static_assert(Tile::DIM == TILE_COLUMNS && Tile::DZ_BUFFERS == 2);
+  static_assert(Tile::DIM == 64 && Tile::HELD == 128 && Tile::DZ_BUFFERS == 2);  // dq_sums_bytes()
 
   float dq[Tile::DIM / 8][4];
 

@@ -112,20 +112,12 @@ template <class Policy, class Mask> void hopper_heads_backward(const BackwardCal
 
 // ---- the families
 
-// The copy engine needs heads that begin at multiples of 16 bytes, rows that are whole heads apart, and arrays at
-// multiples of 128 bytes (CUDA Programming Guide 4.11.2; the driver's own header asks for 16), the bias at 16.
-template <class Policy> bool hopper_supports(const AttentionCall<bf16>& call, Addresses arrays) {
-  int D = call.shape.D;
-  bool aligned = D % 8 == 0 && call.row_stride() % D == 0 && reinterpret_cast<size_t>(call.bias) % 16 == 0;
-  for (const void* array : arrays) aligned = aligned && reinterpret_cast<size_t>(array) % 128 == 0;
-  return aligned && D <= hopper_widest(Policy::GRADIENT_REGISTERS, call.separate() || call.settings.bias != Bias::none);
-}
-
 template <class File> bool add_hopper(Kind kind) {
   using Policies = PolicyOf<File, FastMaths>;
-  Family<bf16> f = {.name = "hopper", .order = 1};
-  f.suits = [](const AttentionCall<bf16>&) { return device_properties().major == 9; };
-  f.supports = hopper_supports<typename Policies::Usual>;
+  constexpr int GRADIENT_REGISTERS = Policies::Usual::GRADIENT_REGISTERS;
+  Family<bf16> f = {.name = "hopper",
+                    .widest = hopper_widest(GRADIENT_REGISTERS, false),
+                    .widest_masked = hopper_widest(GRADIENT_REGISTERS, true)};
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<bf16>& c) {
     with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { hopper_forward<Policy, Mask>(c); });
@@ -141,22 +133,14 @@ template <class File> bool add_hopper(Kind kind) {
   bool added = add_family(kind, f);
   // Gradients of learned numbers are sums over a query's keys, and no thread there has all keys of a query.
   if constexpr (Policies::Usual::LEARNED == 0) {
-    f.name = "hopper_heads", f.order = 0;
-    f.suits = [](const AttentionCall<bf16>& call) {
-      const cudaDeviceProp& device = device_properties();
-      return device.major == 9 && heads_suit(call.shape, device.multiProcessorCount, device.l2CacheSize);
-    };
-    f.supports = [](const AttentionCall<bf16>& call, Addresses arrays) {
-      return hopper_supports<typename Policies::Usual>(call, arrays) && call.shape.D <= 64 &&
-             call.settings.bias == Bias::none && call.settings.documents == Documents::joined;
-    };
+    f.name = "hopper_heads";
     f.backward = [](const BackwardCall<bf16>& c) {
       Policies::choose(c.settings, [&]<class Policy>() {
         if (c.call.hides_or_adds()) hopper_heads_backward<Policy, Window>(c);
         else hopper_heads_backward<Policy, Causal>(c);
       });
     };
-    f.backward_workspace = [](const AttentionShape& s) { return heads_workspace(s, hopper_heads_blocks(s)); };
+    f.backward_workspace = [](const AttentionShape& s) { return dq_sums_bytes(hopper_heads_blocks(s), s.T); };
     added = add_family(kind, f);
   }
   return added;

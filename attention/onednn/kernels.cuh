@@ -337,9 +337,7 @@ template <class Policy> void onednn_backward(const BackwardCall<bf16>& c) {
 // The forward pass saves the same numbers as the general kernels.
 template <class File> bool add_onednn(Kind kind) {
   using Policies = PolicyOf<File, FullMaths>;
-  Family<bf16> f = {.name = "onednn", .order = 2};
-  f.suits = [](const AttentionCall<bf16>&) { return cpu::onednn_multiplies_bf16(); };
-  f.supports = [](const AttentionCall<bf16>&, Addresses) { return true; };
+  Family<bf16> f = {.name = "onednn", .has_instructions = cpu::onednn_multiplies_bf16};
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<bf16>& c) {
     Policies::choose(c.settings, [&]<class Policy>() { onednn_forward<Policy>(c); });

@@ -378,14 +378,10 @@ template <class T, class Policy, class Mask> void tensor_backward(const Backward
 
 // ---- the family
 
-// On the CPU layer these are slower than the general kernels, and only tests ask for them.
 template <class File> bool add_tensor(Kind kind) {
   using Policies = PolicyOf<File, FastMaths>;
-  Family<bf16> f = {.name = "tensor", .order = 2};
-  f.suits = [](const AttentionCall<bf16>&) { return !on_cpu; };
-  f.supports = [](const AttentionCall<bf16>& call, Addresses) {
-    return call.shape.D <= tensor_widths[std::size(tensor_widths) - 1];
-  };
+  Family<bf16> f = {.name = "tensor"};
+  f.widest = f.widest_masked = tensor_widths[std::size(tensor_widths) - 1];
   f.saved = Policies::Usual::SAVED, f.vectors = Policies::Usual::OUTPUTS - 1;
   f.forward = [](const ForwardCall<bf16>& c) {
     with_policy_and_mask<Policies>(c, [&]<class Policy, class Mask>() { tensor_forward<bf16, Policy, Mask>(c); });

@@ -85,8 +85,8 @@ template <class T> class LastRows {
     for (const Family<T>& family : families_of<T>(s_.kind)) {
       DeviceArray<T> out(shape_.out_size());
       if (!strcmp(family.name, "hopper_heads")) continue;  // the same forward pass as hopper
-      if (!(on_cpu || family.suits(call)) || !family.supports(call, {x, out})) continue;
       call.family = family.name;
+      if (!find_family(call, {x, out})) continue;
       // The first block, or two, have the last rows, if there are as many blocks as tiles of rows.
       if (on_cpu) call.spare_multiprocessors = -shape_.T;
       run_blocks(shape_.T % 32 && shape_.T > 32 ? 2 : 1);

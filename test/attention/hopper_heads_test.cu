@@ -1,5 +1,5 @@
 // The backward pass by whole heads (attention/hopper/backward_heads.cuh) compared with the two kernels that run
-// elsewhere, and the choice between them. attention_test.cu compares both with float64.
+// elsewhere. attention_test.cu compares both with float64.
 #include <gtest/gtest.h>
 
 #include "attention/hopper/backward_heads.cuh"
@@ -74,14 +74,4 @@ TEST_F(HopperHeads, GiveTheBitsOfTwoKernels) {
         }
       }
     }
-}
-
-// Many short heads take it; where blocks would wait for others, or the sums of dQ leave the L2, two kernels are faster.
-TEST(AttentionDispatch, TakesWholeHeadsWhereTheyAreFaster) {
-  EXPECT_TRUE(heads_suit({32, 1024, 12, 64}, 132, 50 << 20));
-  EXPECT_TRUE(heads_suit({11, 512, 12, 64}, 132, 50 << 20));   // a head for each block
-  EXPECT_FALSE(heads_suit({12, 512, 12, 64}, 132, 50 << 20));  // 144: a second round of 12
-  EXPECT_FALSE(heads_suit({4, 512, 12, 64}, 132, 50 << 20));
-  EXPECT_FALSE(heads_suit({32, 2048, 12, 64}, 132, 50 << 20));
-  EXPECT_FALSE(heads_suit({1, 16384, 12, 64}, 132, 50 << 20));
 }

@@ -54,8 +54,7 @@ inline AttentionShape fit(AttentionShape shape) {
 // make HEAD_DIM=... leaves out tensor-core kernels
 inline bool has_kernels(Kind kind, int D, bool biased = false, Documents documents = Documents::joined) {
   AttentionSettings s{.kind = kind, .documents = documents, .bias = biased ? Bias::fox : Bias::none};
-  return family == "general" ||
-         family_of<bf16>(kind, family.data()).supports({.settings = s, .shape = {1, 1, 1, D}}, {});
+  return family == "general" || find_family<bf16>({.settings = s, .shape = {1, 1, 1, D}, .family = family.data()}, {});
 }
 
 template <class T> struct Result {

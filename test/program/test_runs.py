@@ -440,6 +440,25 @@ class Evaluation(Workspace):
                      [(None, None), (64, 0), (16, 0), (12, 4)])
     self.assertNotIn("window", lines[-2]["of"])
 
+  def test_a_family_of_kernels_is_the_runs(self):
+    for command in ((), ("--dry-run",), ("--eval",)):
+      for family in ("hopper", "hopper_heads", "tensor"):
+        self.bad(*command, attention__family=family,
+                 names=[f'attention.family = "{family}" is not in this build: it is for GPUs', "or use general"])
+    self.bad(attention__family="hoper", names=['attention.family = "hoper"', 'did you mean "hopper"'])
+    self.bad(attention__family="onednn", names=['lacks kernels for precision = "fp32"'])
+    plan = {"plan__memory": "8GiB", "attention__window": 4}
+    self.ok("--dry-run", attention__family="hopper_heads", **plan)
+    self.bad("--dry-run", attention__family="general", **plan, names=["a window, a bias or separate documents"])
+
+    done = self.ok(attention__family="general", checkpoint__every=2)
+    self.assertIn("attention: the kernels of general\n", done.stdout)
+    self.assertEqual(self.json_of("runs/tiny/config.json")["attention"]["family"], "general")
+    self.bad("--resume", "runs/tiny/step_00000002", wrote_nothing=False, checkpoint__every=2,
+             names=['attention.family: "general" in the checkpoint, "" now'])
+    self.train("runs/tiny", "--eval", "--set", "attention.family=null")
+    self.assertEqual(self.metrics(kind="eval")[-1]["loss"], self.metrics(kind="val")[-1]["loss"])
+
   def test_rope_scaling_stays_out_of_training(self):
     weights = []
     for scaling in ("none", "yarn"):

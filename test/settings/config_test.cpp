@@ -42,7 +42,7 @@ TEST(Config, DefaultsAreTheDocumentedOnes) {
             "rope_fraction": 1, "init_std": 0.02, "head": {"outputs": 0}},
   "attention": {"variant": "softmax", "qk_norm": "none", "scale": "rsqrt_d",
                 "kind": "softmax", "output_norm": "none", "sink": "none", "window": 0,
-                "sink_tokens": 0, "documents": "joined", "bias": "none", "layers": [],
+                "sink_tokens": 0, "documents": "joined", "bias": "none", "layers": [], "family": "",
                 "gate": {"activation": "none", "granularity": "elementwise",
                 "op": "multiply", "position": "sdpa", "weight_init": "normal", "bias": true,
                 "bias_init": 0}},
@@ -160,6 +160,7 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
     return list;
   };
   EXPECT_EQ(changes({"attention.variant=relu"}, {"attention.kind=relu"}), "");
+  EXPECT_EQ(changes({}, {"attention.family=general"}), "");  // the bits of the run, not what its weights compute
   EXPECT_EQ(changes({"attention.power=3"}, {"optimizer.lr=1", "attention.gate.weight_init=zero"}), "");
   EXPECT_EQ(changes({"attention.power=3"}, {"attention.variant=lssa"}),
             "attention.qk_norm \"none\" \"l2\"; attention.scale \"rsqrt_d\" \"logd_logn\"; attention.kind \"softmax\" "
