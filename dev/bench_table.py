@@ -184,7 +184,8 @@ def front(result):
   rates = [(f"plusgpt, {variant}", ours[variant]) for variant in ("softmax", "lssar") if variant in ours]
   rates += [(f"PyTorch {result['torch'].split('+')[0]}: {row['name']}", row["tokens_per_s"])
             for row in result["steps"] if "missing" not in row]
-  return tables.of_columns(rates, {f"{result['model']}, bf16, one {result['device']}": lambda row: row[0],
+  of = f", commit {result['ours']['commit']}" if result["ours"] else ""
+  return tables.of_columns(rates, {f"{result['model']}, bf16, one {result['device']}{of}": lambda row: row[0],
                                    "tokens/s": lambda row: f"{row[1]:,.0f}"})
 
 

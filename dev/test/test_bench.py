@@ -148,6 +148,7 @@ class Tables(ScriptTest):
                  "| LSSAR eager | out of memory |", "| sdpa flash | 64 | 2048 | 200 | 100 | no | - | - | - | - |",
                  "| sdpa flash | 64 | 1024 | 200 | 100 | no | 400 | 300 | 2.00 | 3.00 |"):
       self.assertIn(line, table)
+    self.assertTrue(front.startswith("| GPT-2 124M, bf16, one H200, commit abc | tokens/s |"), front)
     self.assertTrue(front.endswith("| plusgpt, softmax | 600,000 |\n| PyTorch 2.9: sdpa flash | 400,000 |"), front)
 
   def test_peers_in_turns(self):
