@@ -35,6 +35,11 @@ for question in $asked; do
       for kernels in hopper hopper_heads; do
         step "attention by $kernels" 30 table "$build/bench_attention" --kernels "$kernels" softmax,lssar 64 \
           "${lengths/#1024/256,512,1024,2048}" --json "$out/$kernels.json"
+      done
+      kernels=${rehearse:+general}
+      for kernels in "${kernels:-hopper}" "${kernels:-hopper_heads}"; do
+        step "steps by $kernels" 60 table "$build/bench_step" --variants softmax,lssar \
+          --set "attention.family=$kernels" --json "$out/steps_$kernels.json"
       done ;;
     steps) step steps 110 table "$build/bench_step" --variants softmax,lssar --json "$out/steps.json" ;;
     ceiling)
