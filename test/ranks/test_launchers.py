@@ -11,7 +11,7 @@ import unittest
 from unittest import mock
 
 from support.runs import ENDLESS, RankRuns
-from support.workspace import ROOT, TRAIN
+from support.workspace import ROOT, TRAIN, Workspace
 
 PATH = os.environ["PATH"] + ":/usr/sbin"
 SLURM_CONF = """
@@ -31,7 +31,12 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 ReturnToService=2
 NodeName=localhost NodeAddr=127.0.0.1 CPUs=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 PartitionName=all Nodes=ALL Default=YES
+PartitionName=grace Nodes=ALL GraceTime=30
+PartitionName=cancel Nodes=ALL PreemptMode=CANCEL
+PartitionName=first Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -91,7 +96,7 @@ class Slurm(Launched):
       if command[0] == "munged":
         cls.wait(lambda: os.path.exists(f"{folder}/munge"))
     cls.addClassCleanup(subprocess.run, ["scancel", "--quiet", "--user", getpass.getuser()])
-    cls.wait(lambda: subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True).stdout == b"idle\n")
+    cls.wait(lambda: subprocess.run(["sinfo", "-h", "-p", "all", "-o", "%t"], capture_output=True).stdout == b"idle\n")
 
   @classmethod
   def wait(cls, what):
@@ -108,10 +113,10 @@ class Slurm(Launched):
   def slurm(self, *command):
     return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True, timeout=30).stdout
 
-  def submit(self, **changes):
+  def submit(self, partition="all", **changes):
     """scripts/slurm.sh as a batch job of two ranks; returns its number."""
     self.write_config("config.json", **{**self.changes, **changes})
-    job = self.slurm("sbatch", "--parsable", "--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0",
+    job = self.slurm("sbatch", "--parsable", f"--partition={partition}", "--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0",
                      "--output=job.txt", f"--export=ALL,TRAIN={TRAIN}", os.path.join(ROOT, "scripts/slurm.sh"),
                      "config.json").strip()
     self.addCleanup(subprocess.run, ["scancel", "--quiet", job])
@@ -154,3 +159,38 @@ class Slurm(Launched):
     failed = self.submit(modell__layers=3)
     self.until_it_is(failed, "JobState=FAILED", "ExitCode=2:0", "Restarts=0")
     self.assertIn("did you mean", self.text_of("job.txt"))
+
+  def test_a_preempted_batch_job(self):
+    """Requeued by Slurm, and by itself in a grace time or where Slurm would cancel it."""
+    for partition in "all", "grace", "cancel":
+      with self.subTest(partition=partition):
+        shutil.rmtree(self.path("runs"), ignore_errors=True)
+        job = self.submit(partition, **ENDLESS)
+        self.until(lambda: len(self.lines()) > 10)
+        other = self.slurm("sbatch", "--parsable", "--partition=first", "--ntasks=2", "--output=none", "--wrap=sleep 60")
+        self.until_it_is(job, "JobState=PENDING", "Restarts=1")
+        self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
+        self.slurm("scancel", job, other.strip())
+        self.until(lambda: not self.slurm("squeue", "--noheader"))
+
+
+class Requeues(Workspace):
+  """scripts/slurm.sh with programs in place of Slurm's, which say what Slurm 22.05 said."""
+
+  def test_unless_the_job_was_cancelled(self):
+    running, ending = "JobState=RUNNING Reason=None PreemptTime=", "JobState=COMPLETING Reason="
+    for code, stop, said, requeues in (
+        (143, "", running + "None", 1), (143, "", running + "2026-11-29T17:46:28", 1), (0, "", running + "None", 0),
+        (2, "", running + "None", 0), (143, "kill $PPID", ending + "None PreemptTime=None", 0),  # scancel
+        (143, "kill $PPID", ending + "TimeLimit PreemptTime=None", 1), (143, "kill $PPID", ending + "None", 0),
+        (143, "kill $PPID", ending + "None PreemptTime=2026-11-29T17:46:48", 1), (143, "", ending + "None", 0)):
+      with self.subTest(code=code, said=said), \
+           mock.patch.dict(os.environ, SLURM_JOB_ID="7", PATH=f"{self.folder}:{PATH}"):
+        self.write("srun", f"#!/bin/bash\n{stop}\nsleep 0.2\nexit {code}\n".encode())
+        self.write("scontrol", f"#!/bin/bash\necho $* >> calls\n[ $1 = requeue ] || echo '{said}'\n".encode())
+        self.write("calls", b"")
+        for name in ("srun", "scontrol"):
+          os.chmod(self.path(name), 0o755)
+        done = subprocess.run(["bash", os.path.join(ROOT, "scripts/slurm.sh"), "x"], cwd=self.folder, timeout=30)
+        self.assertEqual(done.returncode, code)
+        self.assertEqual(self.text_of("calls").count("requeue 7"), requeues)
