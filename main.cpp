@@ -109,7 +109,11 @@ void Program::run() {
   if (is(Mode::print_config)) return void(std::fputs(print_config(config_).c_str(), stdout));
   check_settings();
   if (is(Mode::print_identity)) return print_identity();
-  if (config_.plan.plans_other_gpu()) return plan_elsewhere(config_, evaluates_, ranks_.size);
+  if (config_.plan.plans_other_gpu()) {
+    std::optional<RunState> from;
+    if (flags_.resuming) from = newest_state(named_resume_point(flags_.resume, config_.name));
+    return plan_elsewhere(config_, evaluates_, ranks_.size, from);
+  }
   if (is(Mode::train) || mode_.all_of_val) watch_signals();
   open_inputs();
   agree_on_resume_point();
@@ -289,7 +293,8 @@ void Program::make_steps() {
   if (resume_point_.from) loader.seek(step_);
   if (is(Mode::train)) return train_run(loader);
   if (is(Mode::dry_run) && comm().first()) check_all_tokens(config_, data_);
-  if (is(Mode::dry_run)) std::printf("the run: %s\n", work_text(config_, step_, comm().size()).c_str());
+  int64_t done = resume_point_.from ? step_ : 0;  // those of `init` are another run's
+  if (is(Mode::dry_run)) std::printf("the run: %s\n", work_text(config_, done, comm().size()).c_str());
   auto [number, result] = one_step(loader);
   if (is(Mode::dump_gradients)) {
     save_gradients(*model_, flags_.value);

@@ -159,19 +159,19 @@ std::string work_text(const Config& config, int64_t step, int ranks) {
   return text;
 }
 
-void plan_elsewhere(Config config, bool evaluates, int started) {
+void plan_elsewhere(Config config, bool evaluates, int started, const std::optional<RunState>& from) {
   size_t memory = size_t(size_in_bytes(config.plan.memory));
   DeviceInfo device{"a GPU with " + bytes_text(double(memory)), true, 0, memory, 0};
   if (config.plan.ranks == 0) config.plan.ranks = started;
   if (on_cpu) config.attention.family = "";  // this build lacks those of a GPU
   std::vector<int> lengths = evaluates || config.diagnoses ? config.eval.lengths : std::vector<int>{};
   if (config.task.every > 0 && config.task.max_length > 0) lengths.push_back(config.task.max_length);
-  plan_run(config, device, lengths, true, 0, Comm::alone());
+  plan_run(config, device, lengths, true, from ? from->config.batch.micro : 0, Comm::alone());
   std::printf(
       "planned for %s, %d rank%s, %s, %ld parameters, %.6g GFLOP a token of training: nothing was allocated, no data "
       "were read, no step was run%s\nthe run: %s\n",
       device.name.c_str(), config.plan.ranks, config.plan.ranks > 1 ? "s" : "", precision_names[int(config.precision)],
       parameter_count(config), flops_per_token(config) / 1e9,
       config.attention.documents == Documents::separate ? "; FLOP are those of joined documents" : "",
-      work_text(config, 0, config.plan.ranks).c_str());
+      work_text(config, from ? from->step : 0, config.plan.ranks).c_str());
 }

@@ -1,9 +1,11 @@
 // The memory plan of a run: which micro batch fits, and how much memory is used.
 #pragma once
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "ranks/comm.h"
 #include "settings/config.h"
 #include "training/device.h"
@@ -32,5 +34,5 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
 std::string work_text(const Config& config, int64_t step, int ranks);
 
 // --dry-run with plan.memory: prints the plan of a training run on another GPU. Allocates nothing. evaluates: at
-// eval.lengths. started: the ranks, if size.ranks names none.
-void plan_elsewhere(Config config, bool evaluates, int started);
+// eval.lengths. started: the ranks, if plan.ranks names none. from: the state from which --resume continues.
+void plan_elsewhere(Config config, bool evaluates, int started, const std::optional<RunState>& from);

@@ -85,6 +85,18 @@ class WritesNothing(Workspace):
     self.assertRegex(done.stdout, r"\nthe run: [\d.e+]+ FLOP in \d+ steps, [\d.e-]+ hours at 1 TFLOP/s a rank\n")
     self.nothing_new(before)
 
+  def test_the_steps_of_a_plan(self):
+    """Those that the run has yet to make: all with the weights of another one, fewer if it continues."""
+    self.ok(train__steps=4, checkpoint__every=2, optimizer__schedule="constant")
+    weights = "runs/tiny/step_00000004"
+    for plan in {}, {"plan__memory": "80GiB", "data__train": "absent.bin"}:
+      for flags, steps, left in (((), 10, 10), (("--set", f"init={weights}"), 10, 10),
+                                 (("--set", f"init={weights}"), 4, 4), (("--resume",), 10, 6),
+                                 (("--resume", "runs/tiny/step_00000002", "--set", "name=other"), 10, 8),
+                                 (("--resume", "--set", "optimizer.schedule_start=4"), 10, 6)):
+        done = self.ok("--dry-run", *flags, train__steps=steps, optimizer__schedule="constant", **plan)
+        self.assertRegex(done.stdout, rf"\nthe run: [\d.e+]+ FLOP in {left} steps\n", (flags, plan))
+
   def test_validation_on_what_is_trained_on(self):
     os.link(self.path("val.bin"), self.path("train_000002.bin"))
     os.symlink("train_000001.bin", self.path("val2.bin"))
