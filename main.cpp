@@ -66,6 +66,7 @@ class Program {
   void read_settings();
   void check_settings();
   void print_identity();
+  void plan();
   void open_inputs();
   void agree_on_resume_point();
   bool finished();
@@ -109,11 +110,7 @@ void Program::run() {
   if (is(Mode::print_config)) return void(std::fputs(print_config(config_).c_str(), stdout));
   check_settings();
   if (is(Mode::print_identity)) return print_identity();
-  if (config_.plan.plans_other_gpu()) {
-    std::optional<RunState> from;
-    if (flags_.resuming) from = newest_state(named_resume_point(flags_.resume, config_.name));
-    return plan_elsewhere(config_, evaluates_, ranks_.size, from);
-  }
+  if (config_.plan.plans_other_gpu()) return plan();
   if (is(Mode::train) || mode_.all_of_val) watch_signals();
   open_inputs();
   agree_on_resume_point();
@@ -153,11 +150,19 @@ void Program::check_settings() {
     for (int l = 0; l < config_.model.layers; l++)
       attention_check(config_.layer(l, length).attention, config_.model.head_dim, fp32, config_.diagnoses,
                       !planned_for_cpu(config_));
-  if (elsewhere) return;
   if (flags_.generates() || (mode_.whole_run && config_.generate.every > 0))  // not at the first sample, hours later
     prompt_tokens(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_,
                   config_.generate.prompt);
-  if (is(Mode::train) && ranks_.rank == 0) carried_ = texts_of_kinds(config_);
+  if (mode_.whole_run && ranks_.rank == 0) carried_ = texts_of_kinds(config_);
+}
+
+// For another GPU, after those checks of a run that need no data.
+void Program::plan() {
+  tokenizer_to_carry(config_, ranks_.rank == 0);
+  std::optional<RunState> from;
+  if (flags_.resuming) from = newest_state(named_resume_point(flags_.resume, config_.name));
+  if (!from && !config_.init.empty()) weight_files(named_folder(config_.init).path);
+  plan_elsewhere(config_, evaluates_, ranks_.size, from);
 }
 
 void Program::print_identity() {
@@ -171,7 +176,7 @@ void Program::open_inputs() {
   data_ = open_data(flags_, config_, evaluates_, ranks_.rank);
   for (const std::string& warning : data_.warnings)
     if (ranks_.rank == 0) warn("%s", warning.c_str());
-  if (is(Mode::train) && ranks_.rank == 0 && data_.tokenizer)
+  if (mode_.whole_run && ranks_.rank == 0 && data_.tokenizer)
     carried_.merge(tokenizer_files(config_, *data_.tokenizer));
   if (is(Mode::tasks) || (mode_.whole_run && config_.task.every > 0)) data_.benchmarks = open_benchmarks(config_);
   evaluations_ = open_evaluations(flags_, config_, data_, evaluates_, ranks_.rank);

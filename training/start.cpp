@@ -209,7 +209,7 @@ Data open_data(const Flags& flags, Config& config, bool evaluates, int rank) {
   if (makes_texts) data.tokenizer = open_tokenizer(config.generate.tokenizer, config.generate.tokenizer_dir);
   else if (training || config.diagnoses || (evaluates && config.eval.start == WindowStart::document) ||
            config.attention.documents == Documents::separate)
-    data.tokenizer = tokenizer_to_carry(config, flags.is(Mode::train) && rank == 0);
+    data.tokenizer = tokenizer_to_carry(config, flags.mode->whole_run && rank == 0);
   find_separator(flags, config, data);
   for (int length : evaluates ? config.eval.lengths : std::vector<int>{})
     eval_windows(config, data.val, length, config.eval.tokens);

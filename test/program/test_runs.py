@@ -97,6 +97,19 @@ class WritesNothing(Workspace):
         done = self.ok("--dry-run", *flags, train__steps=steps, optimizer__schedule="constant", **plan)
         self.assertRegex(done.stdout, rf"\nthe run: [\d.e+]+ FLOP in {left} steps\n", (flags, plan))
 
+  def test_a_dry_run_checks_what_a_run_refuses(self):
+    """With plan.memory, what needs no data."""
+    gpt2 = {"generate__tokenizer": "gpt2"}
+    os.mkdir(self.path("broken"))
+    self.write("broken/vocab.bpe", "#version: 0.2\nh")
+    for plan in {}, {"plan__memory": "80GiB", "data__train": "absent.bin", "data__val": "absent.bin"}:
+      for names, changes in ((["generate.tokenizer_dir"], {**gpt2, "generate__every": 1}),
+                             (["folder \"broken\""], {**gpt2, "generate__tokenizer_dir": "broken"}),
+                             (['init = "gone"'], {"init": "gone"})):
+        self.bad("--dry-run", names=names, **changes, **plan)
+      done = self.ok("--dry-run", generate__tokenizer_dir="gone", **gpt2, **plan)
+      self.assertIn('checkpoints will hold no tokenizer: generate.tokenizer_dir = "gone"', done.stderr)
+
   def test_validation_on_what_is_trained_on(self):
     os.link(self.path("val.bin"), self.path("train_000002.bin"))
     os.symlink("train_000001.bin", self.path("val2.bin"))
