@@ -24,5 +24,6 @@ srun --gpu-bind none --cpu-bind none "${TRAIN:-./train}" "$@" --resume &
 while kill -0 $! 2>/dev/null; do wait $!; done  # a signal ends the wait, not the ranks
 wait $!
 code=$?
-[ $code != 143 ] || requeue_if JobState=RUNNING  # 128 + SIGTERM: they have more to do, and no one cancelled the job
+# 128 + SIGTERM: the ranks have more to do. Of a job that was not cancelled they end before Slurm ends it.
+[ $code != 143 ] || requeue_if "JobState=(RUNNING|SIGNALING)"
 exit $code

@@ -181,6 +181,7 @@ class Requeues(Workspace):
     running, ending = "JobState=RUNNING Reason=None PreemptTime=", "JobState=COMPLETING Reason="
     for code, stop, said, requeues in (
         (143, "", running + "None", 1), (143, "", running + "2026-11-29T17:46:28", 1), (0, "", running + "None", 0),
+        (143, "", "JobState=SIGNALING", 1),  # by --signal
         (2, "", running + "None", 0), (143, "kill $PPID", ending + "None PreemptTime=None", 0),  # scancel
         (143, "kill $PPID", ending + "TimeLimit PreemptTime=None", 1), (143, "kill $PPID", ending + "None", 0),
         (143, "kill $PPID", ending + "None PreemptTime=2026-11-29T17:46:48", 1), (143, "", ending + "None", 0)):
