@@ -56,6 +56,16 @@ class Signals(Runs):
       self.assertEqual((process.wait(20), process.stderr.read()), (-signal.SIGPIPE, ""))
       self.assertEqual(self.steps(name), [self.lines(run=name)[-1]["step"]])
 
+  def test_reader_of_the_output_ends_before_a_slow_step_does(self):
+    """A run that is asked to stop saves, also if it prints when a signal would be another request (base/signals.h)."""
+    process = self.under_way(lines=0, log__every=1, batch__tokens=32 * 500, eval__every=0)  # a step takes 0.3 s
+    process.stdout.close()
+    for sign, pause in (signal.SIGTERM, 0.05), (signal.SIGSTOP, AGAIN), (signal.SIGCONT, 0):
+      process.send_signal(sign)
+      time.sleep(pause)
+    self.assertEqual((process.wait(PATIENCE), process.stderr.read()), (-signal.SIGTERM, ""))
+    self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
+
   def test_nohup(self):
     for flags in ((), ("--gpus", "2")):
       process = self.under_way(*flags, lines=5, before=["nohup"], name=f"run{len(flags)}")

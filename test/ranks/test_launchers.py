@@ -116,9 +116,9 @@ class Slurm(Launched):
   def submit(self, partition="all", **changes):
     """scripts/slurm.sh as a batch job of two ranks; returns its number."""
     self.write_config("config.json", **{**self.changes, **changes})
-    job = self.slurm("sbatch", "--parsable", f"--partition={partition}", "--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0",
-                     "--output=job.txt", f"--export=ALL,TRAIN={TRAIN}", os.path.join(ROOT, "scripts/slurm.sh"),
-                     "config.json").strip()
+    job = self.slurm("sbatch", "--parsable", f"--partition={partition}", "--nodes=1", "--ntasks-per-node=2",
+                     "--gpus-per-node=0", "--output=job.txt", f"--export=ALL,TRAIN={TRAIN}",
+                     os.path.join(ROOT, "scripts/slurm.sh"), "config.json").strip()
     self.addCleanup(subprocess.run, ["scancel", "--quiet", job])
     return job
 
@@ -167,7 +167,8 @@ class Slurm(Launched):
         shutil.rmtree(self.path("runs"), ignore_errors=True)
         job = self.submit(partition, **ENDLESS)
         self.until(lambda: len(self.lines()) > 10)
-        other = self.slurm("sbatch", "--parsable", "--partition=first", "--ntasks=2", "--output=none", "--wrap=sleep 60")
+        other = self.slurm("sbatch", "--parsable", "--partition=first", "--ntasks=2", "--output=none",
+                           "--wrap=sleep 60")
         self.until_it_is(job, "JobState=PENDING", "Restarts=1")
         self.assertEqual(self.steps(), [self.lines()[-1]["step"]])
         self.slurm("scancel", job, other.strip())

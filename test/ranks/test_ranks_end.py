@@ -113,9 +113,10 @@ class Ends(RankRuns):
     process = self.under_way("--gpus", "2", lines=2,
                              **{**ENDLESS, "eval__every": 1, "eval__tokens": 500, "eval__batch": 1})
     os.kill(self.ranks()[0], signal.SIGSTOP)  # only its parent can end it now
-    process.send_signal(signal.SIGINT)
-    time.sleep(AGAIN)
-    process.send_signal(signal.SIGINT)
+    for sign, pause in (signal.SIGTERM, 0.2), (signal.SIGTERM, AGAIN), (signal.SIGINT, 0):
+      self.assertIsNone(process.poll())
+      process.send_signal(sign)
+      time.sleep(pause)
     self.assertEqual(self.ended(process)[0], -signal.SIGINT)
 
   def test_one_request_to_all_processes(self):
