@@ -144,6 +144,7 @@ void Program::check_settings() {
   if (elsewhere && !is(Mode::dry_run))
     user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config_.plan.memory.c_str(),
                source_tag(source_of(config_, {"plan.memory"})).c_str());
+  device_is_elsewhere = elsewhere;
   if (elsewhere && config_.precision == Precision::automatic) config_.precision = Precision::bf16;
   bool fp32 = config_.precision == Precision::fp32 || (on_cpu && config_.precision == Precision::automatic);
   for (int length : {config_.model.context, std::numeric_limits<int>::max()})
@@ -162,7 +163,7 @@ void Program::plan() {
   std::optional<RunState> from;
   if (flags_.resuming) from = newest_state(named_resume_point(flags_.resume, config_.name));
   if (!from && !config_.init.empty()) weight_files(named_folder(config_.init).path);
-  plan_elsewhere(config_, evaluates_, ranks_.size, from);
+  plan_elsewhere(config_, evaluates_, std::max(ranks_.size, number_of_ranks(flags_.gpus)), from);
 }
 
 void Program::print_identity() {

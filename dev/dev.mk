@@ -96,8 +96,8 @@ cuda-subset:                       ## compile CUDA code: one target, one kind, o
 	  $(if $(FULL),build/cuda/train,ATTN=lssar HEAD_DIM=64 WITH_PTX= OPTIMIZE=-O0 cuda-objects)
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
 	@FULL=1 $(MAKE) check-kernels-of-file test check-asan check-tsan -j1
+	@[ -z "$(HAVE_NVCC)" ] || FULL=1 $(MAKE) cuda-subset  # for the tests of Python too
 	@FULL=1 TRAIN=$(CURDIR)/$(BUILD)/train \
 	  bash -c '. scripts/lib/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'
 	@$(MAKE) fuzz FUZZ_SECONDS=300
-	@[ -z "$(HAVE_NVCC)" ] || \
-	  { FULL=1 $(MAKE) cuda-subset && python3 dev/kernel_table.py && FULL=1 $(MAKE) check-ptx; }
+	@[ -z "$(HAVE_NVCC)" ] || { python3 dev/kernel_table.py && FULL=1 $(MAKE) check-ptx; }

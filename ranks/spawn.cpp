@@ -163,10 +163,15 @@ static int gpus_here() {
   return child > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
+int number_of_ranks(const std::string& flag) {
+  bool number = flag.find_first_not_of("0123456789") == std::string::npos && flag.size() <= 4;
+  return number ? std::atoi(flag.c_str()) : 0;
+}
+
 Ranks spawn_ranks(const std::string& flag, const Ranks& started) {
   const char* gpus = flag.c_str();
-  bool all = flag == "all", number = flag.find_first_not_of("0123456789") == std::string::npos;
-  int count = all || !number || flag.size() > 4 ? 0 : std::atoi(gpus);
+  bool all = flag == "all";
+  int count = number_of_ranks(flag);
   if (!all && count < 1) user_error("command line: --gpus %s is not a number of GPUs; give 1 or more, or all", gpus);
   if (count == 1 || (all && on_cpu)) return started;
   int most = gpus_here();

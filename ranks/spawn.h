@@ -14,3 +14,4 @@
 // any thread and before CUDA is used. A user_error if `gpus` is not "all" or a number from 1 to the number of GPUs, or
 // if several ranks are asked for where ranks were started already or NCCL is missing.
 Ranks spawn_ranks(const std::string& gpus, const Ranks& started);
+int number_of_ranks(const std::string& gpus);  // the N of --gpus N, 0 for "all" and for what is not a number
