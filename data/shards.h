@@ -7,8 +7,8 @@
 // Window w of a shard has its tokens [wT, wT + T) as inputs and [wT + 1, wT + T + 1) as targets. Windows never cross a
 // shard's end and are numbered through the shards in order. A shard may be too short for a window if another has one.
 // Beside a shard X.bin there may be X.json, {"tokens": N, "bytes": M, "tokenizer": NAME, "vocab": V, "end_of_text": E,
-// "crc32": C}: the shard's tokens, the bytes of text from which they were made, and by which tokenizer (Vocabulary);
-// the last three may be missing. Other JSON of that name is left alone.
+// "crc32": C}: the shard's tokens, the bytes of text from which they were made (null: unknown), and by which tokenizer
+// (Vocabulary); the last three may be missing. Other JSON of that name is left alone.
 // A label file says what the positions of one shard are to predict instead of the next token: a header of 256 int32
 // ([0] = 20261101, [1] = 1, [2] = number of labels, that of the shard's tokens, [3] = type, [4] = columns K), then a
 // label for each token, which belongs to the position whose input that token is. Type 1: uint16 tokens, K = 1, 65535

@@ -20,18 +20,15 @@ import os
 import re
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
-import zlib
 
 from lib import hub, shards
-from lib.common import (ArgumentParser, Failure, Progress, UserError, decoded, gpt2_vocabulary, parse_json, plain_name,
-                        run, whole_files)
+from lib.common import ArgumentParser, Progress, UserError, plain_name, run, whole_files
 from lib.documents import MARKER, json_documents, kind_of, parquet_documents, unpacked, warn_of_another_format
 from lib.shards import NO_LABEL
+from lib.text_tokenizers import BLOCK, Bytes, Gpt2, TokenizerJson
 
-BLOCK = 4 << 20
 PG19 = "emozilla/pg19"  # on the hub, in Parquet; the field text
 
 
@@ -154,169 +151,6 @@ def validation_start(text, fraction):
   return start
 
 
-# ------------------------------------------------------------------------------------------------------- tokenizers
-
-# Each has tokens(documents, args), which yields (bytes of text read, tokens as the bytes of uint16, lengths: the
-# number of bytes of text behind each of these tokens, or None if it is 1 for all), and warn_of_joined(text, count)
-# for the end, which says so where documents, `count` of them, have nothing between them.
-
-# description: what X.json says of it.
-
-class Bytes:
-  vocab = 256
-  description = {"tokenizer": "bytes", "vocab": vocab, "end_of_text": None}
-
-  @staticmethod
-  def tokens(documents, args):
-    for _, _, blocks in documents:
-      for block in blocks:
-        wide = bytearray(2 * len(block))
-        wide[::2] = block
-        yield len(block), wide, None
-
-  @staticmethod
-  def warn_of_joined(text, count):
-    marked = lambda start: MARKER in text.read(max(start - len(MARKER), 0), start + len(MARKER))
-    if count > 1 and not all(map(marked, text.starts[1:-1])):
-      print("%d documents are joined with nothing between them: bytes have no token for that (--separator names one of "
-            "a tokenizer.json); a model sees their ends only if the text itself has a sign" % count)
-
-
-class Gpt2:
-  """A byte-level BPE in GPT-2's files, by ./train --encode."""
-
-  def __init__(self, program, directory):
-    self.command = [os.path.abspath(program), "--encode", directory]
-    with self._start(subprocess.PIPE) as process:  # an error in the vocabulary shows before any text is read
-      self._finish(process)
-    numbers, self.description = gpt2_vocabulary(directory)
-    self.vocab, self.lengths = len(numbers), [0] * len(numbers)
-    for token, number in numbers.items():  # written with a character for each byte
-      self.lengths[number] = 0 if token == MARKER.decode() else len(token)
-
-  def _start(self, output):
-    try:
-      return subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.PIPE)
-    except OSError as error:
-      raise UserError("--train %s cannot be run: %s; build it with make" % (self.command[0], error.strerror))
-
-  @staticmethod
-  def _finish(process):
-    """Ends the program's input and waits for it."""
-    try:
-      process.stdin.close()
-    except BrokenPipeError:
-      pass  # its exit code says why
-    said = process.stderr.read().decode(errors="replace").strip()
-    if process.wait() != 0:
-      raise (UserError if process.returncode == 2 else Failure)("%s: exit %d: %s" % (
-          " ".join(process.args), process.returncode, said))
-
-  def tokens(self, documents, args):
-    with tempfile.TemporaryFile(dir=args.out) as output:
-      with self._start(output) as process:
-        try:
-          for part in self._utf8(documents, args.errors):
-            process.stdin.write(part)
-            yield len(part), b"", None
-        except BrokenPipeError:
-          self._finish(process)  # says why, if it knows
-          raise Failure("%s ended before it had read the text" % process.args[0])
-        self._finish(process)
-      output.seek(0)
-      while True:
-        block = output.read(BLOCK)
-        if not block:
-          return
-        yield 0, block, array.array("H", map(self.lengths.__getitem__, memoryview(block).cast("H")))
-
-  @staticmethod
-  def _utf8(documents, errors):
-    """The text as UTF-8, with a marker before every document."""
-    for name, offset, blocks in documents:
-      yield MARKER
-      decoder = codecs.getincrementaldecoder("utf-8")(errors)
-      for block in itertools.chain(blocks, [b""]):
-        try:
-          yield decoder.decode(block, final=not block).encode()
-        except UnicodeDecodeError as error:
-          at = offset - len(decoder.getstate()[0]) + error.start
-          raise UserError(f"{name} is not UTF-8 at byte {at}: convert it (iconv -t UTF-8) or use --errors replace")
-        offset += len(block)
-
-
-  def warn_of_joined(self, text, count):
-    """Never: a token is before every document."""
-
-
-class TokenizerJson:
-  """Any that the package tokenizers reads. It may not decode to the same text, so bytes are counted by offsets."""
-
-  def __init__(self, path, separator):
-    try:
-      from tokenizers import Tokenizer
-    except ImportError as error:
-      raise UserError("--tokenizer %s: %s; %s -m pip install tokenizers" % (path, error, sys.executable))
-    try:
-      with open(path, "rb") as file:
-        data = file.read()
-      text = decoded(data, path)
-      parse_json(text)  # the package takes the last of a key given twice, and no mark
-      self.tokenizer = Tokenizer.from_str(text) if data.startswith(codecs.BOM_UTF8) else Tokenizer.from_file(path)
-    except Exception as error:  # the package has no class of its own
-      raise UserError("--tokenizer %s cannot be used: %s; name a tokenizer.json" % (path, error))
-    self.path = path
-    self.tokenizer.no_truncation()  # the file may ask for both
-    self.tokenizer.no_padding()
-    self.vocab = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    if not 1 <= self.vocab <= 1 << 16:
-      raise UserError("--tokenizer %s has %d tokens, but shards hold 1 to 65536; use another" % (path, self.vocab))
-    self.separator = [self.tokenizer.token_to_id(separator)] if separator else []
-    if self.separator == [None]:
-      raise UserError("--separator %s is not a token of %s; name one that is" % (separator, path))
-    self.description = {"tokenizer": os.path.basename(path), "vocab": self.vocab, "crc32": "%08x" % zlib.crc32(data),
-                        "end_of_text": self.separator[0] if separator else None}
-    self.texts = 0
-    special, plain = (self.tokenizer.encode_batch([""], add_special_tokens=add)[0].ids for add in (True, False))
-    self.separates = bool(self.separator) or len(special) > len(plain)
-
-  def warn_of_joined(self, text, count):
-    if self.texts > 1 and not self.separates:
-      print("prepare_text.py: warning: %d documents are joined with nothing between them, as %s adds no token to "
-            "a text; --separator TOKEN puts one of its tokens before each" % (self.texts, self.path), file=sys.stderr)
-
-  def tokens(self, documents, args):
-    texts, read = [], 0
-    for document in itertools.chain(documents, [None]):
-      if document:
-        whole = b"".join(Gpt2._utf8([document], args.errors)).decode()
-        read += len(whole) - len(MARKER)
-        texts += filter(None, whole.split(MARKER.decode()))
-      if read and (read >= BLOCK or not document):
-        yield (read, *self._encode(texts))
-        texts, read = [], 0
-
-  def _encode(self, texts):
-    self.texts += len(texts)
-    try:
-      encodings = self.tokenizer.encode_batch(texts, add_special_tokens=not self.separator)
-    except Exception as error:
-      raise UserError("--tokenizer %s cannot encode this text: %s" % (self.path, error))
-    tokens, lengths, unread = array.array("H"), array.array("Q"), 0  # unread: bytes of text without a token so far
-    for text, encoding in zip(texts, encodings):
-      at, first = 0, len(tokens)
-      tokens.extend(self.separator + encoding.ids)
-      lengths.extend([0] * len(self.separator))
-      for _, end in encoding.offsets:  # in characters, which several tokens may share
-        lengths.append(unread + len(text[at:end].encode()))
-        at, unread = max(at, end), 0
-      unread += len(text[at:].encode())
-      if len(tokens) > first:
-        lengths[-1] += unread
-        unread = 0
-    return tokens.tobytes(), lengths
-
-
 # ----------------------------------------------------------------------------------------------------------- output
 
 class LongDocuments:
@@ -376,7 +210,7 @@ class ShardWriter:
       self.file = None
 
   def describe(self, more):
-    """Writes the X.json of each shard."""
+    """Writes the X.json of each shard. more: fields that it has besides, or has otherwise."""
     for index, (tokens, size) in enumerate(zip(self.counts, self.bytes)):
       with open(os.path.join(self.directory, self.name(index))[:-len("bin")] + "json", "w") as file:
         json.dump({"tokens": tokens, "bytes": size, **self.args.description, **more}, file)
@@ -474,6 +308,13 @@ def parse_arguments():
        "vocab.bpe")):
     if wrong:
       raise UserError(message)
+  args.replaced = 0
+
+  def replace(error):
+    args.replaced += 1
+    return "\ufffd", error.end
+  codecs.register_error("counted", replace)
+  args.errors = "counted" if args.errors == "replace" else args.errors
   args.field = args.field or "text"
   args.fields = {"--field": args.field, **({"--answer-field": args.answer_field} if args.answer_field else {})}
   return args
@@ -514,7 +355,9 @@ def prepare(text, args, tokenizer, folder):
         labels.write_next(tokens, lengths)
       progress.add(read)
     writer.close()
-    writer.describe({"min_tokens": long.least, "documents": long.kept, "of_documents": long.all} if long.least else {})
+    changed = tokenizer.changes(split) or args.replaced > 0
+    writer.describe({**({"bytes": None} if changed else {}), **(
+        {"min_tokens": long.least, "documents": long.kept, "of_documents": long.all} if long.least else {})})
     labels.finish()
     kept += long.kept
     if long.all:
@@ -533,6 +376,9 @@ def prepare(text, args, tokenizer, folder):
   tokenizer.warn_of_joined(text, kept if args.min_tokens else len(text.starts) - 1)
   if text.nulls:
     print("left out%s" % null_note(text, args), file=sys.stderr)
+  if args.replaced:
+    print("prepare_text.py: warning: U+FFFD replaces what is not UTF-8 at %d place%s: X.json says no number of bytes, so "
+          "bits_per_byte will be null" % (args.replaced, "s" * (args.replaced > 1)), file=sys.stderr)
   return writers
 
 

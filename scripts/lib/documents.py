@@ -65,7 +65,7 @@ def utf8(value: object, where: str, args, flag: str = "--field") -> bytes | None
   except UnicodeEncodeError:  # JSON can write half of a surrogate pair
     if args.errors == "strict":
       raise UserError('%s: "%s" has half of a surrogate pair; correct it, or use --errors replace' % (where, field))
-    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", args.errors).encode()
 
 
 def json_documents(name: str, stream: BinaryIO, args) -> Iterator[bytes | list[bytes]]:

@@ -112,6 +112,7 @@ TEST_F(Shards, BytesOfText) {
     return shards[0].text_bytes;
   };
   EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 43, "tokenizer": "gpt2"})"), 43);
+  EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": null, "tokenizer": "t.json"})"), 0);
   const std::string file = dir / "a.json";
   EXPECT_EQ(bytes(R"({"tokens": 9, "bytes": 43})", {file, "\"tokens\" is 9, but the shard has 10"}), 0);
   EXPECT_EQ(bytes(R"({"tokens": 10, "bytes": 0})", {file, "\"bytes\" is 0", "1 to 10240"}), 0);

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import unittest
-import zlib
 from unittest import mock
 
 from data.test_labels import label_file
@@ -405,6 +404,10 @@ class PrepareGpt2(Prepare):
       self.assertEqual(self.files(), [])
     self.prepare(self.write("bad", b"hello\xff"), "--val-fraction", "0", "--errors", "replace")
     self.assertEqual(self.tokens("x_train_000000.bin"), [SEPARATOR, HELLO, 0xef, 0xbf, 0xbd])
+    self.prepare(self.write("a.jsonl", b'{"text": "\\ud800 \xff"}'), "--val-fraction", "0", "--errors", "replace",
+                 "--overwrite")
+    self.assert_error("warning: U+FFFD replaces what is not UTF-8 at 2 places: X.json says no number of bytes")
+    self.assertIsNone(self.json_of(self.out, "x_train_000000.json")["bytes"])
 
   def test_text_without_tokens_removes_nothing(self):
     os.makedirs(self.out)
@@ -516,128 +519,3 @@ class Answers(Prepare, Workspace):
     self.write_vocabulary("", encodes=False)
     self.make("gpt2", pairs=[("<|endoftext|>1", "2")], code=2)
     self.assert_error("a.jsonl, line 1 has <|endoftext|>; remove it")
-
-
-# Words in lower case, with tokens before and after each text; all else is left out. Truncates unless told not to.
-STAND_IN = r"""
-import json, re
-class Encoding:
-  def __init__(self, ids, offsets): self.ids, self.offsets = ids, offsets
-class Tokenizer:
-  most, special = 2, True
-  @classmethod
-  def from_file(cls, path):
-    made = cls()
-    made.words = json.load(open(path))
-    made.special = made.words.pop("special", True)
-    return made
-  @classmethod
-  def from_str(cls, text):
-    made = cls()
-    made.words = json.loads(text)
-    return made
-  def no_truncation(self): self.most = None
-  def no_padding(self): pass
-  def get_vocab(self, with_added_tokens): return self.words
-  def token_to_id(self, token): return self.words.get(token)
-  def encode_batch(self, texts, add_special_tokens):
-    return [self.encode(text, add_special_tokens) for text in texts]
-  def encode(self, text, add_special_tokens):
-    found = [(self.words[word[0].lower()], word.span()) for word in re.finditer(r"\w+", text)][:self.most]
-    if add_special_tokens and self.special: found = [(0, (0, 0)), *found, (1, (0, 0))]
-    return Encoding([number for number, _ in found], [span for _, span in found])
-"""
-
-
-class AnyTokenizer(Prepare):
-  TEXTS = ["H\u00e9 so  l\u00e0", "  So!\u20ac\n", "h\u00e9<|endoftext|>so so so", " \n"]
-
-  def prepare(self, *args, module=STAND_IN, **options):
-    environment = {**os.environ, "PYTHONPATH": self.folder}
-    if module:
-      self.write("tokenizers.py", module)
-    self.run_script("prepare_text.py", *args, "--out", self.out, "--name", "x", "--val-fraction", "0", "--overwrite",
-                    env=environment, **options)
-
-  def inputs(self, texts=TEXTS, **words):
-    vocabulary = self.write("tok.json", json.dumps({"<s>": 0, "</s>": 1, "h\u00e9": 2, "so": 3, "l\u00e0": 4, **words}))
-    lines = "".join(json.dumps({"text": text, "q": text}) + "\n" for text in texts)
-    return self.write("a.jsonl", lines), "--tokenizer", vocabulary
-
-  def test_tokens_and_bytes_by_offsets(self):
-    self.prepare(*self.inputs(), "--shard-tokens", "6")
-    self.assertEqual(self.tokens("x_train_000000.bin"), [0, 2, 3, 4, 1, 0])
-    self.assertEqual(self.tokens("x_train_000001.bin"), [3, 1, 0, 2, 1, 0])
-    self.assertEqual(self.tokens("x_train_000002.bin"), [3, 3, 3, 1, 0, 1])
-    # what is left out between words counts with the next one, at the end with the last token
-    self.assertEqual(self.numbers(), [(6, 11), (6, 4 + 5 + 3), (6, 8 + 2)])
-    about = {"tokenizer": "tok.json", "vocab": 5, "crc32": "%08x" % zlib.crc32(self.bytes_of("tok.json"))}
-    self.assertEqual(self.json_of(self.out, "x_train_000000.json"),
-                     {"tokens": 6, "bytes": 11, **about, "end_of_text": None})
-    self.assertIn('"model": {"vocab": 5}', self.output)
-    self.assertIn("leave out generate.every, --generate and --passkey", self.output)
-    self.prepare(*self.inputs(hi=65535), "--separator", "<s>")
-    self.assertEqual(self.tokens("x_train_000000.bin"), [0, 2, 3, 4, 0, 3, 0, 2, 0, 3, 3, 3, 0])
-    self.assertIn('"model": {"vocab": 65536}', self.output)
-    self.assertEqual(self.numbers(), [(13, 11 + 9 + 3 + 8 + 2)])
-    self.assertEqual(self.json_of(self.out, "x_train_000000.json")["end_of_text"], 0)
-
-  def test_a_tokenizer_that_adds_no_token_between_documents(self):
-    inputs, warning = self.inputs(special=False), "warning: 5 documents are joined with nothing between them"
-    self.prepare(*inputs)
-    self.assert_error(warning, "tok.json", "--separator TOKEN")
-    self.assertEqual(self.tokens("x_train_000000.bin"), [2, 3, 4, 3, 2, 3, 3, 3])
-    for arguments in ((*inputs, "--separator", "<s>"), self.inputs(), self.inputs(["so"], special=False)):
-      self.prepare(*arguments)
-      self.assertEqual(self.errors, "")
-
-  def test_the_file_of_a_tokenizer(self):
-    inputs = self.inputs()
-    self.write("tok.json", b"\xef\xbb\xbf" + self.bytes_of("tok.json"))
-    self.prepare(*inputs)
-    self.assertEqual(self.tokens("x_train_000000.bin")[:5], [0, 2, 3, 4, 1])
-    self.write("tok.json", '{"so": 1, "so": 2}')
-    self.prepare(*inputs, code=2)
-    self.assert_error("tok.json cannot be used", 'the key "so" is given twice')
-
-  def test_answers_and_their_end(self):
-    text, *tokenizer = self.inputs()
-    self.write("a.jsonl", '{"text": "so", "a": " l\u00e0 l\u00e0 "}\n{"text": "so", "a": " l\u00e0"}\n')
-    self.prepare(text, *tokenizer, "--answer-field", "a", "--separator", "</s>")
-    self.assertEqual(self.tokens("x_train_000000.bin"), [1, 3, 4, 4, 1, 3, 4])
-    labels = array.array("H", self.bytes_of(self.out, "x_labels_train_000000.bin")[1024:]).tolist()
-    self.assertEqual(labels, [65535, 4, 4, 1, 65535, 4, 65535])
-
-  def test_bad_tokenizers(self):
-    cases = (({}, (), "raise ImportError('none here')", ["none here", "-m pip install tokenizers"]),
-             ({}, ("--tokenizer", self.path("none.json")), STAND_IN, ["none.json cannot be used", "a tokenizer.json"]),
-             ({}, ("--separator", "<b>"), STAND_IN, ["--separator <b> is not a token of " + self.path("tok.json")]),
-             ({}, ("--separator", "<b>", "--tokenizer", "bytes"), STAND_IN, ["--separator <b>", "leave it out"]),
-             ({"texts": ["other"]}, (), STAND_IN, ["tok.json cannot encode this text: 'other'"]),
-             ({"hi": 65536}, (), STAND_IN, ["65537 tokens", "1 to 65536"]),
-             ({"hi": 65535}, ("--answer-field", "q"), STAND_IN, ["at most 65535 tokens", "has 65536"]))
-    for inputs, args, module, parts in cases:
-      self.prepare(*self.inputs(**inputs), *args, module=module, code=2)
-      self.assert_error(*parts)
-      self.assertEqual(self.files(), [])
-
-  def test_the_real_package(self):
-    try:
-      from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-    except ImportError:
-      self.skipTest("no tokenizers")
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.post_processor = pre_tokenizers.ByteLevel(add_prefix_space=True), processors.ByteLevel()
-    made.train_from_iterator(self.TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"],
-                             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
-    made.enable_truncation(2)
-    made.enable_padding(length=9)
-    made.save(self.path("real.json"))
-    made.no_truncation()
-    made.no_padding()
-    texts = ["So! \U0001f600 l\u00e0\n\n", "l\u00e0"]
-    real = "--tokenizer", self.path("real.json"), "--separator", "<|endoftext|>"
-    self.prepare(self.inputs(texts)[0], *real, module="")
-    expected = [token for text in texts for token in [0, *made.encode(text).ids]]
-    self.assertEqual(self.tokens("x_train_000000.bin"), expected)
-    self.assertEqual(self.numbers(), [(len(expected), sum(len(text.encode()) for text in texts))])
