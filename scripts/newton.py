@@ -177,6 +177,7 @@ def make(args):
     for stream, (split, systems) in enumerate((("train", args.systems), ("val", args.val_systems))):
       write_shards(folder, f"{args.name}_{split}", systems, "tokens", windows(stream, systems), progress)
     progress.end()
+    shards.warn_of_repeats(folder, args.name, size.context)
   print(f"{100 * np.mean(outside):.2g} % of the positions are outside the box and were moved to its edge")
   report(args, {"train": "train", "val": "val"})
 
@@ -218,6 +219,7 @@ def probe_data(args):
     with open(os.path.join(folder, f"{args.name}_truth.json"), "w", encoding="utf-8") as file:
       json.dump(truth, file)
     progress.end()
+    shards.warn_of_repeats(folder, args.name, size.context)
   report(args, {"train": "train", "val": "val", "labels": "labels_train", "val_labels": "labels_val"},
          head={"outputs": values.shape[2]})
 

@@ -99,6 +99,7 @@ def make(args):
                    args.overwrite) as folder:
     for split, made in splits.items():
       write_shards(folder, args.name, split, made, args)
+    shards.warn_of_repeats(folder, args.name, args.length)
   stems = {"train": "train", "val": "val",
            **({"labels": "labels_train", "val_labels": "labels_val"} if args.labels else {})}
   data = {key: os.path.join(args.out, "%s_%s_000000.bin" % (args.name, stem)) for key, stem in stems.items()}

@@ -188,6 +188,7 @@ def main():
     for split, count in splits.items():
       write_split(folder, args, split, count, progress)
     progress.end()
+    shards.warn_of_repeats(folder, args.name, args.length)
     sizes = {key: getattr(args, key) for key in TASKS[args.task][1]}
     with open(os.path.join(folder, args.name + ".json"), "w", encoding="utf-8") as file:
       json.dump({"task": args.task, **sizes, "seed": args.seed, "samples": splits, "vocab": vocab}, file, indent=1)

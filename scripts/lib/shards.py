@@ -1,9 +1,11 @@
 """Shards, label files (data/shards.h) and safetensors files, for the scripts and the tests. Standard library only."""
 from __future__ import annotations
 import array
+import collections
 import json
 import os
 import struct
+import sys
 
 from lib.common import UserError
 
@@ -63,6 +65,22 @@ def tokens(path: str) -> array.array:
     return array.array("H", data[HEADER_BYTES:size_by_header(data)])
   except ValueError as error:
     raise UserError("%s %s" % (path, error))
+
+
+def warn_of_repeats(folder: str, name: str, length: int) -> None:
+  """Counts the validation samples of `length` tokens, in shards NAME_val_*.bin, that training has too."""
+  def samples(split):
+    for path in sorted(os.listdir(folder)):
+      if path.startswith(f"{name}_{split}_") and path.endswith(".bin"):
+        with open(os.path.join(folder, path), "rb") as file:
+          file.seek(HEADER_BYTES)
+          yield from (sample for sample in iter(lambda: file.read(2 * length), b"") if len(sample) == 2 * length)
+  val = collections.Counter(samples("val"))
+  seen = sum(val.pop(sample, 0) for sample in samples("train"))
+  if seen:
+    print(f"{os.path.basename(sys.argv[0])}: warning: {seen} of {seen + sum(val.values())} validation samples are in "
+          "training too, where a model may just remember them; make larger samples, or fewer for training",
+          file=sys.stderr)
 
 
 def read_safetensors(path: str) -> dict[str, tuple[str, list[int], bytes]]:

@@ -4,11 +4,12 @@ import json
 import math
 import os
 import re
+import zlib
 
 from support.scripts import ScriptTest
 from support.workspace import TRAIN, Workspace, shard
 
-from lib import metrics, section_answers  # from SCRIPTS
+from lib import metrics, section_answers, shards  # from SCRIPTS
 
 COMPACT = {"passkey__form": "compact", "passkey__trials": 3, "passkey__depths": 3}
 KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control",
@@ -118,6 +119,11 @@ class Passkey(Workspace, ScriptTest):
     train, val = (self.samples(f"made/x_{split}_000000.bin", 100) for split in ("train", "val"))
     self.assertEqual((len(train), len(val)), (400, 20))
     self.assertFalse(set(map(tuple, train)) & set(map(tuple, val)))
+    self.assertEqual(self.errors, "")
+    self.assertEqual(self.bytes_of("made/x_train_000000.bin")[:1024], shards.header("tokens", 40001))
+    self.assertEqual(zlib.crc32(self.bytes_of("made/x_train_000000.bin")), 2966014140)  # a seed always makes these bytes
+    self.script("make", "--length", 68, "--samples", 9000, "--repeats", 0, "--out", "made", "--name", "short")
+    self.assertRegex(self.errors, r"warning: [1-9]\d* of 450 validation samples are in training too")
     prompts, keys, places = 0, set(), set()
     for text in (bytes(sample).decode() for sample in train):
       found = re.fullmatch(r"(.*)The key is (\d{5})\. Remember \2\. .*What is the key\? The key is \2\.", text)

@@ -78,6 +78,10 @@ class PrepareBytes(Prepare):
     self.assertEqual(self.text(*names), bytes(range(256)) * 4)
     self.assertEqual(self.numbers(), [(300, 300), (300, 300), (300, 300), (124, 124)])
 
+  def test_shards_of_one_token(self):
+    self.prepare(self.write("a", "ab"), "--shard-tokens", "1", "--val-fraction", "0")
+    self.assertEqual((len(self.files()), self.text(*self.files())), (2, b"ab"))
+
   def test_validation_begins_with_a_file_if_one_begins_nearby(self):
     self.prepare(self.write("a", "a\n" * 400), self.write("b", "b\n" * 70), "--val-fraction", "0.2")
     self.assertEqual(self.text("x_val_000000.bin"), b"b\n" * 70)

@@ -3,6 +3,7 @@ import collections
 import json
 import math
 import os
+import zlib
 
 from support.scripts import ScriptTest
 
@@ -128,6 +129,30 @@ class Recall(ScriptTest):
     self.assertIn('"data": {"val": ', self.output)
     self.assertEqual(json.loads(self.text_of("out", "x.json")), {
         "task": "stack", "length": 128, "seed": 1, "samples": {"val": 100}, "vocab": 9})
+
+  def test_a_seed_always_makes_these_bytes(self):
+    """Whatever the size of the pieces in which they are made."""
+    for task, length, checksum in (("mqar", 64, 1344318397), ("flipflop", 1024, 4119065511), ("copy", 128, 736463504),
+                                   ("induction", 64, 518144943), ("stack", 64, 532124948)):
+      self.make(task, "--samples", "4500", "--length", str(length))
+      self.assertEqual((task, zlib.crc32(b"".join(self.bytes_of("out", name) for name in sorted(os.listdir(self.out))
+                                                  if name.endswith(".bin")))), (task, checksum))
+      for kind, stem in (("tokens", ""), ("labels", "labels_")):
+        self.assertEqual(self.bytes_of("out", f"x_{stem}train_000000.bin")[:shards.HEADER_BYTES],
+                         shards.header(kind, 4500 * length + 1))
+      self.assertEqual(self.errors, "")
+
+  def test_validation_samples_that_training_has(self):
+    self.make("copy", "--length", "16", "--least", "1", "--most", "1")
+    self.assert_error("warning: 100 of 100 validation samples are in training too")
+
+  def test_sizes_at_their_limits(self):
+    for task, *flags in (("mqar", "--length", "4", "--pairs", "1", "--vocab", "4"),
+                         ("flipflop", "--length", "4", "--ignored", "0"), ("flipflop", "--ignored", "1"),
+                         ("copy", "--length", "4", "--least", "1", "--most", "1"), ("stack", "--length", "2"),
+                         ("induction", "--length", "3", "--vocab", "2"), ("induction", "--vocab", "65535"),
+                         ("stack", "--seed", "0", "--samples", "0", "--val-samples", "1")):
+      self.make(task, "--samples", "9", "--val-samples", "2", *flags)
 
   def test_bad_input(self):
     for flags, *parts in (
