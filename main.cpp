@@ -175,8 +175,9 @@ void Program::print_identity() {
 void Program::open_inputs() {
   device_ = prepare_device(config_, ranks_, flags_.remeasure);
   data_ = open_data(flags_, config_, evaluates_, ranks_.rank);
+  if (data_.tokenizer) data_.warnings.push_back(data_.tokenizer->warning());
   for (const std::string& warning : data_.warnings)
-    if (ranks_.rank == 0) warn("%s", warning.c_str());
+    if (ranks_.rank == 0 && !warning.empty()) warn("%s", warning.c_str());
   if (mode_.whole_run && ranks_.rank == 0 && data_.tokenizer)
     carried_.merge(tokenizer_files(config_, *data_.tokenizer));
   if (is(Mode::tasks) || (mode_.whole_run && config_.task.every > 0)) data_.benchmarks = open_benchmarks(config_);
@@ -396,7 +397,9 @@ int main(int argc, char** argv) {
     Flags flags = parse_flags(argc, argv, PLUSGPT_VERSION);
     if (no_output && flags.mode->to_stdout) failure("standard output is closed");
     if (flags.is(Mode::encode)) {
-      encode_documents(Gpt2Tokenizer(flags.value), stdin, stdout);
+      Gpt2Tokenizer tokenizer(flags.value);
+      if (std::string warning = tokenizer.warning(); !warning.empty()) warn("%s", warning.c_str());
+      encode_documents(tokenizer, stdin, stdout);
       return ended(links.get(), 0, "");
     }
     ranks = spawn_ranks(flags.gpus, ranks);

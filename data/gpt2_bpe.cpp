@@ -125,7 +125,45 @@ Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir) {
         "tokenizer that made the training data, GPT-2's or another byte-level BPE: vocab.json or encoder.json, and "
         "merges.txt or vocab.bpe");
   const auto [vocabulary, merges] = gpt2_files(dir);
-  load_merges(merges, vocabulary, load_vocabulary(vocabulary));
+  const Ids ids = load_vocabulary(vocabulary);
+  load_merges(merges, vocabulary, ids);
+  std::string beside = (std::filesystem::path(dir) / "tokenizer.json").string();
+  std::string differs = is_there(beside) ? differences(beside, ids) : "";
+  if (!differs.empty())
+    warning_ = format(
+        "%s is not read, and says something else than %s and %s with GPT-2's rules, which count here and in "
+        "checkpoints: %s; make shards with scripts/prepare_text.py --tokenizer %s where it is the right one",
+        beside.c_str(), vocabulary.c_str(), merges.c_str(), differs.c_str(), beside.c_str());
+}
+
+// What a tokenizer.json says otherwise than this tokenizer does.
+std::string Gpt2Tokenizer::differences(const std::string& tokenizer_json, const Ids& ids) const {
+  using nlohmann::json;
+  json whole;
+  try {
+    whole = parse_json(read_file(tokenizer_json), "tokenizer", tokenizer_json);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  auto of = [](const json& object, const char* key, const json& otherwise = {}) {
+    return object.is_object() ? object.value(key, otherwise) : otherwise;
+  };
+  auto is_byte_level = [&](const json& part) { return of(part, "type") == "ByteLevel"; };
+  json pre = of(whole, "pre_tokenizer"), post = of(whole, "post_processor"), model = of(whole, "model");
+  json vocabulary = of(model, "vocab"), added = of(whole, "added_tokens", json::array());
+  bool spaces = of(pre, "add_prefix_space", true) != json(false), regex = of(pre, "use_regex", true) == json(true);
+  bool others = std::ranges::any_of(added, [&](const json& token) { return of(token, "content") != END_OF_TEXT; });
+  bool same = std::ranges::all_of(ids, [&](const auto& pair) {
+    return pair.first == END_OF_TEXT || of(vocabulary, pair.first.c_str()) == pair.second;
+  });
+  std::string found;
+  for (auto& [differs, name] :
+       {std::pair(!is_byte_level(pre) || spaces || !regex, "pre_tokenizer"),
+        std::pair(!of(whole, "normalizer").is_null(), "normalizer"), std::pair(others, "added_tokens"),
+        std::pair(!post.is_null() && !is_byte_level(post), "post_processor"), std::pair(!same, "model.vocab"),
+        std::pair(of(model, "merges", json::array()).size() != merges_.size(), "model.merges")})
+    if (differs) append_item(found, name);
+  return found;
 }
 
 static std::string quoted(const std::string& token) { return shortened(json_quote(token)); }

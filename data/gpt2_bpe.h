@@ -20,6 +20,7 @@ class Gpt2Tokenizer : public Tokenizer {
   std::string decode(const std::vector<int>& tokens) const override;
   int vocab() const override { return int(bytes_of_.size()); }
   int end_of_text() const override { return end_of_text_; }
+  std::string warning() const override { return warning_; }
   Vocabulary vocabulary() const override;
 
  private:
@@ -30,12 +31,14 @@ class Gpt2Tokenizer : public Tokenizer {
   void add_to_checksum(std::string_view line);
   Ids load_vocabulary(const std::string& path);
   void load_merges(const std::string& path, const std::string& vocabulary_path, const Ids& ids);
+  std::string differences(const std::string& tokenizer_json, const Ids& ids) const;
   void merge_piece(std::string_view piece, std::vector<int>& out /* += */) const;
 
   std::vector<std::string> bytes_of_;  // [vocab] the bytes of each token
   int token_of_byte_[256];
   std::unordered_map<uint64_t, Merge> merges_;  // (left token << 32 | right token)
   int end_of_text_ = -1;
+  std::string warning_;
   uint32_t crc32_ = 0;  // of the tokens by number and then the merges, a line each, however the files write them
 };
 

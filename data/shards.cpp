@@ -271,7 +271,7 @@ void describe(Shard& shard, const std::string& text, const std::string& path) {
   };
   if (integer("tokens") != tokens)
     user_error("%s: \"tokens\" is %ld, but the shard has %ld  [%s]", what, integer("tokens"), tokens, path.c_str());
-  int64_t most = 1024 * tokens;  // GPT-2's longest token has 128 bytes
+  int64_t most = 1024 * tokens;                                      // GPT-2's longest token has 128 bytes
   bool unknown = root.contains("bytes") && root["bytes"].is_null();  // its text was changed before it was counted
   if (!unknown && (integer("bytes") < 1 || integer("bytes") > most))
     user_error("%s: \"bytes\" is %ld, but must be 1 to %ld for %ld tokens  [%s]", what, integer("bytes"), most, tokens,

@@ -33,6 +33,7 @@ class Tokenizer {
   virtual std::string decode(const std::vector<int>& tokens) const = 0;
   virtual int vocab() const = 0;        // tokens are 0 to vocab() - 1; the model's vocabulary must be at least that
   virtual int end_of_text() const = 0;  // the token before each document of the shards, -1 if there is none
+  virtual std::string warning() const { return ""; }  // what a user should know of its files; "": nothing
   virtual Vocabulary vocabulary() const { return {"bytes", vocab(), "", end_of_text()}; }
 };
 

@@ -377,8 +377,8 @@ def prepare(text, args, tokenizer, folder):
   if text.nulls:
     print("left out%s" % null_note(text, args), file=sys.stderr)
   if args.replaced:
-    print("prepare_text.py: warning: U+FFFD replaces what is not UTF-8 at %d place%s: X.json says no number of bytes, so "
-          "bits_per_byte will be null" % (args.replaced, "s" * (args.replaced > 1)), file=sys.stderr)
+    print("prepare_text.py: warning: U+FFFD replaces what is not UTF-8 at %d place%s: X.json says no number of bytes, "
+          "so bits_per_byte will be null" % (args.replaced, "s" * (args.replaced > 1)), file=sys.stderr)
   return writers
 
 

@@ -5,6 +5,7 @@ import argparse
 import array
 import codecs
 import contextlib
+import functools
 import json
 import os
 import re
@@ -255,6 +256,12 @@ def whole_files(folder: str, pattern: re.Pattern, overwrite: bool,
       shutil.rmtree(temporary, ignore_errors=True)
 
 
+@functools.cache
+def say_once(text: str) -> None:
+  """Prints the warnings of a program that is run several times."""
+  sys.stderr.write(text)
+
+
 def gpt2_vocabulary(directory: str) -> tuple[dict[str, int], dict]:
   """{token: number} of a folder with a tokenizer in GPT-2's files, and what X.json says of it (data/tokenizer.h). The
   folder is one that ./train accepts."""
@@ -291,6 +298,7 @@ def encode(args: argparse.Namespace, texts: list[str]) -> list[array.array]:
   if done.returncode:
     raise (UserError if done.returncode == 2 else Failure)("%s: exit %d: %s" % (
         shlex.join(command), done.returncode, done.stderr.decode(errors="replace").strip()))
+  say_once(done.stderr.decode(errors="replace"))
   tokens = array.array("H", done.stdout)
   starts = [at for at, token in enumerate(tokens) if token == tokens[0]] + [len(tokens)]
   return [tokens[start:end] for start, end in zip(starts, starts[1:])]

@@ -1,5 +1,5 @@
-"""The tokenizers of prepare_text.py: bytes, a byte-level BPE by ./train --encode, any tokenizer.json. Python 3.8, standard
-library; for a tokenizer.json the package tokenizers."""
+"""The tokenizers of prepare_text.py: bytes, a byte-level BPE by ./train --encode, any tokenizer.json. Python 3.8,
+standard library; for a tokenizer.json the package tokenizers."""
 import array
 import codecs
 import collections
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zlib
 
-from lib.common import Failure, UserError, decoded, gpt2_vocabulary, parse_json
+from lib.common import Failure, UserError, decoded, gpt2_vocabulary, parse_json, say_once
 from lib.documents import MARKER
 
 BLOCK = 4 << 20  # bytes of text
@@ -71,10 +71,11 @@ class Gpt2:
       process.stdin.close()
     except BrokenPipeError:
       pass  # its exit code says why
-    said = process.stderr.read().decode(errors="replace").strip()
+    said = process.stderr.read().decode(errors="replace")
     if process.wait() != 0:
       raise (UserError if process.returncode == 2 else Failure)("%s: exit %d: %s" % (
-          " ".join(process.args), process.returncode, said))
+          " ".join(process.args), process.returncode, said.strip()))
+    say_once(said)
 
   def tokens(self, documents, args):
     with tempfile.TemporaryFile(dir=args.out) as output:

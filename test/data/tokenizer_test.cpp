@@ -236,6 +236,39 @@ TEST_F(Gpt2, BothFileNamesAndLineEnds) {
   EXPECT_EQ(open_tokenizer(TokenizerKind::gpt2, dir.path)->encode("hello world"), (Tokens{hello, space_world}));
 }
 
+TEST_F(Gpt2, ATokenizerJsonThatSaysSomethingElseIsNoticed) {
+  using nlohmann::json;
+  open();
+  json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
+  json whole = {{"added_tokens", {{{"content", "<|endoftext|>"}}}},
+                {"normalizer", nullptr},
+                {"pre_tokenizer", bytes},
+                {"post_processor", bytes},
+                {"model", {{"vocab", files.vocabulary}, {"merges", std::vector<std::string>(hello_merges.size())}}}};
+  auto said = [&](const char* at = nullptr, const json& value = {}) {
+    json changed = whole;
+    if (at) changed[json::json_pointer(at)] = value;
+    write_file(dir / "tokenizer.json", changed.dump());
+    return open()->warning();
+  };
+  EXPECT_EQ(said(), "");
+  const std::pair<const char*, json> others[] = {
+      {"/pre_tokenizer", nullptr},         {"/pre_tokenizer/add_prefix_space", true},
+      {"/pre_tokenizer/use_regex", false}, {"/pre_tokenizer/type", "Split"},
+      {"/normalizer", {{"type", "NFC"}}},  {"/added_tokens/0/content", "<sep>"},
+      {"/post_processor/type", "x"},       {"/model/vocab/hello", 7},
+      {"/model/merges", json::array()}};
+  for (const auto& [at, value] : others) {
+    std::string warned = said(at, value), name = std::string(at).substr(1);
+    expect_has(warned, {dir / "tokenizer.json", "checkpoints: "});
+    for (const char* key : {"pre_tokenizer", "normalizer", "added_tokens", "post_processor", "vocab", "merges"})
+      EXPECT_EQ(warned.substr(warned.find("checkpoints: ")).find(key) != warned.npos, name.find(key) != name.npos)
+          << at;
+  }
+  write_file(dir / "tokenizer.json", "{");
+  expect_has(open()->warning(), {"not valid JSON"});
+}
+
 TEST_F(Gpt2, EndOfTextIsOneToken) {
   auto tokenizer = open();
   EXPECT_EQ(tokenizer->encode("<|endoftext|>"), Tokens{separator});

@@ -121,7 +121,7 @@ class Passkey(Workspace, ScriptTest):
     self.assertFalse(set(map(tuple, train)) & set(map(tuple, val)))
     self.assertEqual(self.errors, "")
     self.assertEqual(self.bytes_of("made/x_train_000000.bin")[:1024], shards.header("tokens", 40001))
-    self.assertEqual(zlib.crc32(self.bytes_of("made/x_train_000000.bin")), 2966014140)  # a seed always makes these bytes
+    self.assertEqual(zlib.crc32(self.bytes_of("made/x_train_000000.bin")), 2966014140)  # by the seed
     self.script("make", "--length", 68, "--samples", 9000, "--repeats", 0, "--out", "made", "--name", "short")
     self.assertRegex(self.errors, r"warning: [1-9]\d* of 450 validation samples are in training too")
     prompts, keys, places = 0, set(), set()
