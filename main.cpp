@@ -186,7 +186,7 @@ void Program::open_inputs() {
   if (mode_.writes_file) check_output(mode_.flag, flags_.value, data_);
   std::printf("%s, %s, %s, %s parameters\n", device_.name.c_str(), precision_names[int(config_.precision)],
               attention_text(config_).c_str(), count_text(double(parameter_count(config_))).c_str());
-  if (training_) windows_ = training_windows(config_, data_.train);
+  if (training_) windows_ = training_windows(config_, data_.train, ranks_.rank == 0);
 }
 
 // The ranks agree on all this, and on where they begin.

@@ -239,6 +239,25 @@ static std::vector<int> sampled_documents(std::vector<Shard> shards, int T, cons
   return lengths;
 }
 
+// The paths of those shards whose windows have no separator, as far as they are read.
+static std::string without_separator(const std::vector<Shard>& shards, int T, const Config& config) {
+  constexpr int64_t MOST_TOKENS = 1 << 22;  // of a shard
+  std::string paths;
+  for (Shard shard : shards) {
+    if (shard.tokens <= T) continue;
+    shard.labels = nullptr;
+    WindowReader reader({shard}, T, config.model.vocab, shard.key);
+    std::vector<int> inputs(T), targets(T);
+    bool found = false;
+    for (int64_t n = 0; !found && n < std::min(reader.windows(), MOST_TOKENS / T + 1); n++) {
+      reader.read(n, inputs.data(), targets.data());
+      found = std::ranges::find(inputs, config.end_of_text) != inputs.end();
+    }
+    if (!found) append_item(paths, shard.path);
+  }
+  return paths;
+}
+
 void sample_documents(Config& config, const Data& data, bool first) {
   bool training = !data.train.empty();
   const std::vector<Shard>& shards = training ? data.train : data.val;
@@ -259,8 +278,34 @@ void sample_documents(Config& config, const Data& data, bool first) {
         "config: attention.documents = \"separate\" separates nothing: %s are the separator, %d; data.separator names "
         "another%s",
         sample.c_str(), config.end_of_text, tag.c_str());
+  std::string without;
+  if (training && separators > 0) without = without_separator(data.train, T, config);
+  if (!data.val.empty() && (training || separators > 0)) {
+    std::string of_val = without_separator(data.val, *std::ranges::min_element(config.eval.lengths), config);
+    if (!of_val.empty()) append_item(without, of_val);
+  }
+  if (!without.empty())
+    warn(
+        "config: attention.documents = \"separate\" separates nothing in %s: the separator, %d, is not there, so that "
+        "each window is one document; give shards that have it%s",
+        without.c_str(), config.end_of_text, tag.c_str());
   std::printf("documents: %s are the separator, %d: a row has %.1f keys of its document on average, of %.1f joined\n",
               sample.c_str(), config.end_of_text, keys / tokens, double(T + 1) / 2);
+}
+
+// Warns if many tokens are in no window of T tokens, which the key says.
+static void warn_of_unread(const std::vector<Shard>& shards, int T, const char* key) {
+  int64_t tokens = 0, unread = 0;
+  for (const Shard& shard : shards) {
+    tokens += shard.tokens;
+    unread += shard.tokens > T ? (shard.tokens - 1) % T : shard.tokens;
+  }
+  if (unread * 20 > tokens)
+    warn(
+        "%s: %s of %s tokens (%.0f%%) are in no window of %d tokens, as none crosses a shard's end; make fewer, longer "
+        "shards, or set a smaller %s",
+        shards[0].key.c_str(), count_text(double(unread)).c_str(), count_text(double(tokens)).c_str(),
+        100 * double(unread) / double(tokens), T, key);
 }
 
 void report_validation(const Config& config, const Data& data, const std::vector<DataFile>& train) {
@@ -280,8 +325,15 @@ void report_validation(const Config& config, const Data& data, const std::vector
          source_tag(source_of(config, {"data.labels", "data.val_labels"})).c_str());
   if (!both.empty())
     warn("data.train and data.val both contain %s, or a copy: validation losses will be too low", both.c_str());
-  if (!data.val.empty() && tokens < config.eval.tokens && config.eval.start == WindowStart::any)
-    std::printf("data.val: %s tokens, all of them evaluated\n", count_text(double(tokens)).c_str());
+  if (data.val.empty() || config.eval.start != WindowStart::any) return;
+  warn_of_unread(data.val, *std::ranges::min_element(config.eval.lengths), "eval.lengths");
+  if (tokens >= config.eval.tokens || data.val[0].labels) return;
+  std::string evaluated;
+  for (int length : config.eval.lengths) {
+    int64_t windows = eval_windows(config, data.val, length, config.eval.tokens).count;
+    append_item(evaluated, format("%ld are evaluated at length %d", windows * config.eval.targets(length), length));
+  }
+  std::printf("data.val, of %s tokens: %s\n", count_text(double(tokens)).c_str(), evaluated.c_str());
 }
 
 void report_tokenizers(const Config& config, const Data& data, const Vocabulary& trained, bool continues) {
@@ -340,12 +392,13 @@ void check_all_tokens(const Config& config, const Data& data) {
   }
 }
 
-std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards) {
+std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards, bool first) {
   auto windows = std::make_unique<WindowReader>(shards, config.model.context, config.model.vocab, "data.train");
   double epoch = double(windows->windows()) * config.model.context;
   std::printf("data: %zu shard%s, %ld windows of %d tokens; %ld steps are %.3g epochs\n", shards.size(),
               shards.size() == 1 ? "" : "s", windows->windows(), config.model.context, config.train.steps,
               double(config.train.steps) * double(config.batch.tokens) / epoch);
+  if (first) warn_of_unread(shards, config.model.context, "model.context");
   return windows;
 }
 

@@ -48,7 +48,7 @@ void report_validation(const Config& config, const Data& data, const std::vector
 // that model.vocab does not allow.
 void check_all_tokens(const Config& config, const Data& data);
 // The windows of `shards` for training; prints their number and the number of epochs. A user_error if there are none.
-std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards);
+std::unique_ptr<WindowReader> training_windows(const Config& config, const std::vector<Shard>& shards, bool first);
 
 // Finds where --resume asks to start; all ranks find the same. A user_error if --resume names
 // nothing that can be resumed, or if random weights would be used instead of the run's checkpoints.

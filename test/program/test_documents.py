@@ -65,6 +65,14 @@ class Separator(Workspace):
     said = self.ok("--dry-run", attention__documents="separate", data__separator=1)
     self.assertRegex(said.stderr, "separates nothing: 0 of 944 tokens in windows of data.train are the separator, 1;")
 
+  def test_sources_without_it_are_named(self):
+    self.write("none.bin", shard(b"a" * 400))
+    for changes, part in (({"data__train": ["train_000000.bin", "none.bin"]}, "nothing in none.bin: the"),
+                          ({"data__val": ["val.bin", "none.bin"]}, "nothing in none.bin:"),
+                          ({"data__train": "none.bin", "data__val": "none.bin"}, "0 of 384 tokens in windows of")):
+      said = self.ok("--dry-run", attention__documents="separate", data__separator=32, **changes)
+      self.assertIn(part, said.stderr)
+
   def describe(self, end_of_text, names=("train_000000", "train_000001", "val")):
     for name in names:
       tokens = len(self.bytes_of(name + ".bin")) // 2 - 512

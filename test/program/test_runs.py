@@ -128,10 +128,16 @@ class WritesNothing(Workspace):
   def test_lines_about_the_data(self):
     done = self.ok("--dry-run", data__train="train_000000.bin", eval__tokens=1000000)
     self.assertIn("\ndata: 1 shard, 41 windows", done.stdout)
-    self.assertIn("\ndata.val: 800 tokens, all of them evaluated\n", done.stdout)
+    self.assertIn("\ndata.val, of 800 tokens: 784 are evaluated at length 16\n", done.stdout)
+    self.assertEqual(done.stderr, "")
     done = self.ok("--dry-run")
     self.assertIn("\ndata: 2 shards, ", done.stdout)
-    self.assertNotIn("all of them evaluated", done.stdout)
+    self.assertNotIn("are evaluated", done.stdout)
+    done = self.ok("--dry-run", data__val="train_00000?.bin", model__context=256, eval__lengths=[256, 16],
+                   batch__tokens=256, batch__micro=1, eval__tokens=1000000)
+    self.assertIn("\ndata.val, of 960 tokens: 768 are evaluated at length 256, 944 are evaluated at length 16\n",
+                  done.stdout)
+    self.assertRegex(done.stderr, r"^warning: data.train: 190 of 960 tokens \(20%\) are in no window of 256 tokens")
 
   def test_help_and_version(self):
     for flag, words in (("--help", ["--set", "--resume", "--dry-run", "optimizer.lr", "attention.variant"]),
