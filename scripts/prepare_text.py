@@ -25,7 +25,8 @@ import tempfile
 
 from lib import hub, shards
 from lib.common import ArgumentParser, Progress, UserError, plain_name, run, whole_files
-from lib.documents import MARKER, json_documents, kind_of, parquet_documents, unpacked, warn_of_another_format
+from lib.documents import (MARKER, json_documents, kind_of, listed, parquet_documents, unpacked,
+                           warn_of_another_format)
 from lib.shards import NO_LABEL
 from lib.text_tokenizers import BLOCK, Bytes, Gpt2, TokenizerJson
 
@@ -43,6 +44,7 @@ class Text:
     self.args, self.file, self.size, self.nulls = args, file, 0, 0
     self.starts, self.answers = array.array("Q"), array.array("Q")
     self.names, self.firsts, self.marks = [], [], []
+    self.empty = self.crlf = 0  # empty documents, which are left out; lines that end with CR LF
     progress = Progress(sum(os.path.getsize(name) for name in args.files if os.path.isfile(name)))
     for name in args.files:
       self._add(name, progress)
@@ -62,6 +64,7 @@ class Text:
       for part in self._parts(name, raw, stream):
         self.file.write(part)
         self.size += len(part)
+        self.crlf += part.count(b"\r\n")
         if os.path.isfile(name):
           progress.add(before + raw.tell() - progress.done)
 
@@ -87,6 +90,7 @@ class Text:
       if document:
         self.starts.append(self.size)
         yield document
+      self.empty += not document
 
   def _plain(self, name, stream):
     """The blocks of a file that is text."""
@@ -103,6 +107,7 @@ class Text:
         if offset + marker.start() > first:
           self.starts.append(offset + marker.start())
       yield block
+    self.empty += self.size == first
 
   def _spans(self, first, last, chosen):
     """(number, first byte, end) of the text in [first, last) of each document whose number, from 1, is chosen."""
@@ -308,7 +313,7 @@ def parse_arguments():
        "vocab.bpe")):
     if wrong:
       raise UserError(message)
-  args.replaced = 0
+  args.replaced, args.unread = 0, {}  # unread: fields of JSONL and columns of Parquet besides the text, in order
 
   def replace(error):
     args.replaced += 1
@@ -376,6 +381,11 @@ def prepare(text, args, tokenizer, folder):
   tokenizer.warn_of_joined(text, kept if args.min_tokens else len(text.starts) - 1)
   if text.nulls:
     print("left out%s" % null_note(text, args), file=sys.stderr)
+  for count, said in ((text.empty, "left out: %d empty documents"),
+                      (text.crlf, "%d lines end with CR LF, and both are in the text; remove the first as by dos2unix"),
+                      (len(args.unread), "%d fields are not read: " + listed(list(args.unread)).replace("%", "%%"))):
+    if count:
+      print(said % count)
   if args.replaced:
     print("prepare_text.py: warning: U+FFFD replaces what is not UTF-8 at %d place%s: X.json says no number of bytes, "
           "so bits_per_byte will be null" % (args.replaced, "s" * (args.replaced > 1)), file=sys.stderr)

@@ -90,6 +90,7 @@ def json_documents(name: str, stream: BinaryIO, args) -> Iterator[bytes | list[b
             where, field, "has " + listed(list(record)) if isinstance(record, dict) else
             "is an array; write each of its elements on a line of its own (jq -c '.[]')"
             if isinstance(record, list) else "is " + json.dumps(record)[:40], flag))
+    args.unread.update((field, True) for field in record if field not in args.fields.values())
     parts = [utf8(record[field], where, args, flag) for flag, field in args.fields.items()]
     if args.answer_field and not parts[1]:
       raise UserError('%s: the answer, "%s", is empty; write one, or remove the line' % (where, args.answer_field))
@@ -117,6 +118,7 @@ def parquet_documents(name: str, stream: BinaryIO, args) -> Iterator[bytes]:
     if args.field not in file.schema_arrow.names:
       raise UserError('%s has no column "%s"; it has %s; --field names the one with the text' % (
           name, args.field, listed(file.schema_arrow.names)))
+    args.unread.update((name, True) for name in file.schema_arrow.names if name != args.field)
     columns = (batch.column(0) for batch in file.iter_batches(batch_size=1000, columns=[args.field]))
     for number, value in enumerate(itertools.chain.from_iterable(columns), 1):
       where = "%s, row %d" % (name, number)
