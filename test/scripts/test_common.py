@@ -6,11 +6,14 @@ import re
 import signal
 import subprocess
 import sys
+from argparse import Namespace
+from unittest import mock
 
 from support.scripts import SCRIPTS  # noqa: F401: on the path
 from support.workspace import ROOT, TRAIN, Folder, Workspace
 
-from lib import common  # from SCRIPTS
+import prepare_tasks  # from SCRIPTS
+from lib import common, shards
 
 DEV = os.path.join(ROOT, "dev")
 
@@ -130,3 +133,15 @@ common.run(main, "")
 """)
       done = subprocess.run([sys.executable, self.path("script.py")], capture_output=True, text=True, timeout=60)
       self.assertEqual((done.returncode, done.stdout), (code, "cleaned up\n"), done.stderr)
+
+
+class Written(Folder):
+  def test_a_whole_file_is_what_reaches_the_disk(self):
+    """Nothing is left in a buffer at fsync(), which makes it survive a loss of power."""
+    made, arguments = [("a", ["b", "c"], 0)], Namespace(tokenizer="bytes")
+    for write in (lambda path: shards.write(path, "tokens", [1, 2]),
+                  lambda path: prepare_tasks.write(arguments, "hellaswag_llmc", made, path)):
+      synced = []
+      with mock.patch("os.fsync", lambda _: synced.append(self.bytes_of("x"))):
+        write(self.path("x"))
+      self.assertEqual(synced, [self.bytes_of("x")])
