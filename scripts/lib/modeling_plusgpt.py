@@ -220,7 +220,8 @@ class Attention(nn.Module):
                                bias=self.gate.bias_init if self.gate.bias else None)
     self.ssmax_scale = nn.Parameter(torch.full((H,), 0.43)) if self.settings.scale == "ssmax" else None
     self.sink = nn.Parameter(torch.zeros(H)) if self.settings.sink == "learned" else None
-    self.score = nn.ParameterDict({name: torch.full((H,), float(value)) for name, value in initial.items()})
+    self.score = nn.ParameterDict({name: torch.full((H,), float(attention.get(f"{name}_init", value)))
+                                   for name, value in initial.items()})
 
   def forward(self, x, starts=None):
     B, T, _ = x.shape
@@ -329,6 +330,13 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
       output_attentions = getattr(self.config, "output_attentions", False)
     if output_hidden_states is None:
       output_hidden_states = getattr(self.config, "output_hidden_states", False)
+    shapes = {"attention_mask": input_ids.shape,
+              "labels": input_ids.shape + (() if self.head is None else self.head.bias.shape)}
+    for name, value in (("attention_mask", attention_mask), ("labels", labels)):
+      if value is not None and value.shape != shapes[name]:
+        raise ValueError(f"plusgpt takes {name} of the shape {tuple(shapes[name])}, not {tuple(value.shape)}")
+    if attention_mask is not None and ((attention_mask != 0) & (attention_mask != 1)).any():
+      raise ValueError("plusgpt takes an attention_mask of 1 for tokens and 0 for padding alone")
     T = input_ids.shape[1]
     if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
       raise ValueError("plusgpt counts the tokens that each one sees: padding must stand on the right "
@@ -369,8 +377,12 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     return output if return_dict else output.to_tuple()
 
   def prepare_inputs_for_generation(self, input_ids, attention_mask=None, output_attentions=None,
-                                    output_hidden_states=None, **unused):
+                                    output_hidden_states=None, position_ids=None, **unused):
     """As ./train generates: from the last tokens that fit into the trained length."""
+    if position_ids is not None:
+      raise ValueError("plusgpt's model does not take position_ids: a token's position is its place in input_ids")
+    if self.head is not None:
+      raise ValueError("plusgpt's model has a regression head in place of logits, so it generates no tokens")
     last = slice(-self.config.n_positions, None)
     return {"input_ids": input_ids[:, last], "output_attentions": output_attentions,
             "output_hidden_states": output_hidden_states,

@@ -6,6 +6,7 @@ import itertools
 import os
 import tempfile
 import unittest
+import unittest.mock
 from types import SimpleNamespace
 
 from support.scripts import ROOT, SCRIPTS  # noqa: F401: on the path
@@ -135,6 +136,28 @@ class Modeling(unittest.TestCase):
         model(self.tokens, **{name: self.tokens})
     with torch.no_grad():
       model(self.tokens, use_cache=True, past_key_values=None, inputs_embeds=None)
+
+  def test_shapes_and_values_that_it_cannot_honour(self):
+    model, regression = model_of("rope"), model_of("rope", outputs=3)
+    whole, values = torch.ones(2, T), torch.zeros(2, T, 3)
+    model(self.tokens, attention_mask=whole.bool(), labels=self.tokens), regression(self.tokens, labels=values)
+    for which, name, wrong in ((model, "attention_mask", torch.ones(2, 1, T, T).bool()),
+                               (model, "attention_mask", torch.ones(2, T, T)), (model, "attention_mask", whole[:, 1:]),
+                               (model, "attention_mask", whole[:1]), (model, "attention_mask", whole - 1e9 * whole),
+                               (model, "labels", self.tokens[:, 1:]), (model, "labels", torch.ones(2 * T - 2, 2).long()),
+                               (regression, "labels", values[0]), (regression, "labels", values[..., :1])):
+      with self.assertRaisesRegex(ValueError, f"plusgpt takes .*{name} of"):
+        which(self.tokens, **{name: wrong})
+    for which, said, more in ((model, "position_ids", {"position_ids": torch.arange(4)[None]}),
+                              (regression, "regression head", {})):
+      with self.assertRaisesRegex(ValueError, said):
+        which.generate(self.tokens[:, :4], max_new_tokens=2, pad_token_id=0, **more)
+
+  def test_learned_numbers_begin_as_their_key_says(self):
+    formula_of_z = "softmax", (), {"cap": 5.0}, lambda z, cap, **_: cap * torch.tanh(z / cap)
+    with unittest.mock.patch.dict(FORMULAS, {"x": formula_of_z}):
+      for settings, expected in (({}, 5), ({"cap_init": 7.5}, 7.5)):
+        self.assertEqual(model_of("rope", kind="x", **settings).h[1].attn.score["cap"].tolist(), [expected] * H)
 
   def test_the_compared_formula_is_that_of_the_tree(self):
     with tempfile.TemporaryDirectory() as folder:
