@@ -7,25 +7,32 @@
 #include "base/text.h"
 #include "settings/table.h"
 
-// The words of attention.layers besides the names of kinds, in pairs: the first of two holds if neither is given. Both
-// are refused if the configuration lacks what they are about. A window's number of keys may follow "window".
+// Of each pair of layer_words: what the second says of a layer, for --help; and what the configuration must have, or
+// both are refused.
 static const struct {
-  const char *usual, *other;
+  const char* what;
   EffectiveWhen effective_when;
 } LAYER_WORDS[] = {
-    {"window",
-     "full",
+    {"no window",
      {"attention.window > 0, or eval.window",
       // The words belong to the model, but an evaluation may leave the windows out.
       [](const Config& c) { return c.attention.window > 0 || c.eval.key_window > 0 || !c.trains; }}},
-    {"separate",
-     "joined",
+    {"documents",
      {"attention.documents = \"separate\"",
       [](const Config& c) { return c.attention.documents == Documents::separate; }}},
-    {"rotated",
-     "unrotated",
-     {"model.position = \"rope\"", [](const Config& c) { return c.model.position == Position::rope; }}},
-    {"gated", "ungated", {"an attention.gate.activation", [](const Config& c) { return c.attention.gate.exists(); }}}};
+    {"no rope", {"model.position = \"rope\"", [](const Config& c) { return c.model.position == Position::rope; }}},
+    {"no gate", {"an attention.gate.activation", [](const Config& c) { return c.attention.gate.exists(); }}}};
+static_assert(std::size(LAYER_WORDS) == std::size(layer_words));
+
+std::string layers_help() {
+  std::string usual, others;
+  for (size_t pair = 0; pair < std::size(layer_words); pair++) {
+    append_item(usual, layer_words[pair][0]);
+    append_item(others, format("%s (%s)", layer_words[pair][1], LAYER_WORDS[pair].what));
+  }
+  return "pattern repeated over the layers, each entry words joined by _: a kind, a bias, window256 (its own), " +
+         others + "; " + usual + ": as the keys say, which must give one";
+}
 
 constexpr int LARGEST_WINDOW = 16777216;  // as the table allows
 
@@ -44,7 +51,7 @@ LayerEntry layer_entry(const std::string& entry) {
     int window = own_window(piece);
     if (window) parts.window = window;
     bool is_word = window > 0 || std::ranges::count(bias_names, piece);
-    for (auto& pair : LAYER_WORDS) is_word = is_word || piece == pair.usual || piece == pair.other;
+    for (auto& pair : layer_words) is_word = is_word || std::ranges::count(pair, piece);
     if (is_word) parts.words.push_back(piece);
     else append_item(parts.kind, piece, "_");
   }
@@ -88,7 +95,9 @@ std::string layer_problem(const Config& c, const std::string& entry) {
   auto is_bias = [](const std::string& word) { return std::ranges::count(bias_names, word) > 0; };
   wrong = wrong || std::ranges::count_if(words, is_bias) > 1;
   names.insert(names.end(), std::begin(bias_names), std::end(bias_names));
-  for (auto& [usual, other, effective_when] : LAYER_WORDS) {
+  for (size_t pair = 0; pair < std::size(layer_words); pair++) {
+    auto& [usual, other] = layer_words[pair];
+    const EffectiveWhen& effective_when = LAYER_WORDS[pair].effective_when;
     auto is_usual = [&name = usual](const std::string& word) { return word.starts_with(name); };
     auto given = std::ranges::count_if(words, is_usual) + std::ranges::count(words, other);
     bool met = effective_when.met(c) || (some_own && other == std::string("full") && !std::ranges::count(words, usual));

@@ -123,6 +123,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
   const char* no = nullptr;
   constexpr AtResume may_change = AtResume::free, compared = AtResume::compared;
   constexpr bool may_differ = true;
+  static const std::string help_of_layers = layers_help();
   return {
     {"name", &c.name, "", "the file's name, with --set's variant", "the run's name: output goes to runs/NAME; no slash",
      may_change, may_differ},
@@ -169,12 +170,9 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
      "joined: a row sees its whole window; separate: its own document, from the separator on (data.separator)"},
     only_with(BIAS, {"attention.bias", choice(a.bias, bias_names), "", no,
                      "added to the scores by position (usually with model.position none)"}),
-    {"attention.layers", &c.layers, "", no,
-     "pattern repeated over the layers, each entry words joined by _: a kind, a bias, full (no window), window256 (its "
-     "own), joined (documents), unrotated (no rope), ungated (no gate); window, separate, rotated and gated: as the "
-     "keys say, which must give one"},
-    {"attention.family", choice_of_families(a.family), "", "the fastest that was measured and can",
-     "kernels of all layers, by their name in attention/families.cpp"},
+      {"attention.layers", &c.layers, "", no, help_of_layers.c_str()},
+      {"attention.family", choice_of_families(a.family), "", "the fastest that was measured and can",
+       "kernels of all layers, by their name in attention/families.cpp"},
     only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,

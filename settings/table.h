@@ -84,6 +84,7 @@ struct LayerEntry {
 LayerEntry layer_entry(const std::string& entry);
 std::string layer_problem(const Config& config, const std::string& entry);  // what is wrong with an entry, or ""
 // Whether the entry of some layer does not say this; true without attention.layers.
+std::string layers_help();                                                  // of attention.layers
 bool some_entry_lacks(const Config& config, bool (*says)(const LayerEntry&));
 
 constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer

@@ -184,6 +184,29 @@ class Rules(unittest.TestCase):
       kind = os.path.basename(path).removesuffix(".cuh")
       self.assertIn(f'"{kind}"' if "pytorch =" not in text else "", formulas)
 
+  def test_lists_of_scripts_are_those_of_the_tables(self):
+    headers, scripts = dict(sources(".h")), dict(sources(".py"))
+    text = "".join(headers[name] for name in ("attention/settings.h", "settings/config.h", "data/tokenizer.h"))
+    names = {name: set(re.findall(r'"(\w+)"', items))
+             for name, items in re.findall(r"(\w+)(?:_names|_words)\[\](?:\[2\])? = \{([^;]*);", text)}
+    model, cases = "scripts/lib/modeling_plusgpt.py", "scripts/lib/compare_transformers.py"
+    for path, pattern, expected in (
+        (model, r"^BIASES = .*", names["bias"]), (model, r"^LAYER_WORDS = .*", names["layer"] - {"window"}),
+        (model, r"^ACTIVATIONS = {[^}]*", names["gate_activation"] - {"none"}),
+        (model, r'\bscale == "\w+"', names["scale"] - {"number"}),
+        (model, r'\bnorm == "\w+"', names["qk_norm"] - {"none"}),
+        (model, r'self\.gated\(.*"', names["gate_position"]),
+        (cases, r'"sdpa".*', names["gate_position"]), (cases, r'\("elementwise".*?\)', names["gate_granularity"]),
+        (cases, r'\("multiply".*?\)', names["gate_op"]),
+        ("scripts/lib/metrics.py", r"mode not in \(.*", names["eval_mode"]),
+        ("scripts/lib/results.py", r"value in \(.*?\)", names["eval_mode"]),
+        ("scripts/report.py", r"^MEASURES = .*}", names["eval_mode"]),
+        ("scripts/passkey.py", r'"--tokenizer", choices=(\[.*\])', names["tokenizer_kind"]),
+        ("scripts/prepare_tasks.py", r'"--tokenizer", choices=(\[.*\])', names["tokenizer_kind"]),
+        ("scripts/prepare_text.py", r"bytes_or_gpt2 = .*", names["tokenizer_kind"])):
+      found = "".join(re.findall(pattern, scripts[path], re.MULTILINE))
+      self.assertEqual(set(re.findall(r'"(\w+)"', found)), expected, (path, pattern))
+
   # The guides of CONTRIBUTING.md: what they name exists, and a step that was left out fails here.
 
   def test_guides_name_what_exists(self):

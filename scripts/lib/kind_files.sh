@@ -91,7 +91,9 @@ list() {
   set -f  # no file's name is a pattern
   set -- $*
   # Words of attention.layers, which are joined to names by _.
-  local words=" none alibi fox cable full window rotated unrotated gated ungated "
+  local words
+  words=" $(sed -n '/ \(bias_names\|layer_words\)\[/,/;/p' "${BASH_SOURCE%/*}/../../attention/settings.h" |
+    grep -o '"[a-z]*"' | tr -d '"' | tr '\n' ' ')"
   local includes= checks= names= rows= shipped= seen=
   add() {  # add PATH ARGUMENTS: the kind `name`, with the arguments of kind_row_of()
     includes+="#include \"$1\""$'\n'

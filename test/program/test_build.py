@@ -225,7 +225,9 @@ SCORE(NAME) {
         ({"Bad.cuh": good}, ["Bad.cuh"], ["Bad.cuh:1:", "small letter"]),
         ({"x.h": good}, ["x.h"], ["x.h:1:", ".cuh"]),
         ({"relu.cuh": good.replace("NAME", "relu")}, ["relu.cuh"], ["relu.cuh:1:", "attention/kinds/ already"]),
-        ({"no_window.cuh": good.replace("NAME", "no_window")}, ["no_window.cuh"], ['"window" is a word']),
+        ({"x_window9.cuh": good.replace("NAME", "x_window9")}, ["x_window9.cuh"], ['"window9" is a word']),
+        *(({f"no_{word}.cuh": good.replace("NAME", f"no_{word}")}, [f"no_{word}.cuh"], [f'"{word}" is a word'])
+          for word in ("window", "full", "separate", "joined", "rotated", "unrotated", "gated", "ungated", "fox")),
         ({"a b/x.cuh": good.replace("NAME", "x")}, ["a", "b/x.cuh"], ["a b/x.cuh: make divides names", "ln -s"]),
         ({"x.cuh": good.replace("NAME", "x"), "a/x.cuh": good.replace("NAME", "x")}, ["x.cuh", "a/x.cuh"],
          ["a/x.cuh:1:", 'two files are named "x"'])):
