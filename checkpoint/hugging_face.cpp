@@ -330,12 +330,10 @@ std::vector<std::string> model_differences(const std::string& folder, const Arra
                           " differs from wte.weight, which is the output layer here: its outputs will change");
   std::string path = folder + "/config.json";
   if (!is_there(path)) return differences;
-  json found;
-  try {
-    found = parse_json(read_utf8_file(path, "init", 1 << 20), "init", path);
-  } catch (const UserError&) {
-  }  // a broken one says nothing about the weights, and is not needed
-  if (!found.is_object()) return differences;
+  const json found = parse_json(read_utf8_file(path, "init", 1 << 20), "init", path);
+  if (!found.is_object())
+    user_error("init: %s is not a JSON object, so it does not say which model this is; correct or remove it",
+               path.c_str());
   std::string changes;
   auto compare = [&](const Config& theirs) {
     for (const ChangedSetting& change : changed_model(theirs, config))

@@ -255,7 +255,7 @@ bool is_description(const std::string& text, const std::string& path) {
     nlohmann::json root = parse_json(text, "bytes of text", path);
     return root.is_object() && (root.contains("tokens") || root.contains("bytes"));
   } catch (const UserError&) {
-    return std::string_view("{\"tokens\"").starts_with(std::string_view(text).substr(0, 9));
+    return text.find("\"tokens\"") != text.npos || std::string_view("{\"tokens\"").starts_with(text);
   }
 }
 

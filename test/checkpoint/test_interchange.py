@@ -116,9 +116,13 @@ class Interchange(Trained):
         self.write(self.checkpoint(1, "config.json"), json.dumps({**config, key: said}))
         self.assertRegex(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr,
                          rf"^warning: init: runs/.*config.json says {key} = .*, but here it is .*\n$")
-    for text in ("", "[]", "{", json.dumps(config), "\xff"):
+    same = json.dumps(config)
+    for text in ("", "[]", "{", same[:-1] + ', "x": [0, Infinity]}', same[:-1] + ', "n_head": 2}', same):
       self.write(self.checkpoint(1, "config.json"), text)
-      self.assertEqual(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr, "")
+      if text != same:
+        self.bad("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2, wrote_nothing=False,
+                 names=["init: ", "config.json"])
+    self.assertEqual(self.ok("--dry-run", init=init, optimizer__warmup_steps=0, **GPT2).stderr, "")
 
   def test_a_run_continues_without_the_modelling_file(self):
     run = {"train__steps": 4, "checkpoint__every": 2, "model__position": "rope"}
