@@ -117,6 +117,12 @@ std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& t
     if (!fields.is_object() || !fields.contains("prompt") || !fields["prompt"].is_string())
       user_error("--generate-file: %s is not a JSON object with a text \"prompt\", which every line must be",
                  where.c_str());
+    if (fields.contains("completion"))
+      user_error(
+          "--generate-file: %s has a \"completion\", which the model's own would replace; give it another name, such "
+          "as "
+          "\"answer\"",
+          where.c_str());
     FilePrompt prompt{prompt_tokens(tokenizer, config, fields["prompt"]), ""};
     size_t tokens = prompt.tokens.size() + size_t(config.generate.tokens), context = size_t(config.model.context);
     if (config.model.position == Position::learned && tokens > context)

@@ -481,7 +481,7 @@ def parse_arguments():
         raise UserError(f"{flag} {value} is not between {least} and {(1 << 31) - 1}")
   else:
     if path := args.json if args.action is judge else args.out:
-      common.check_output("--json" if args.action is judge else "--out", path)
+      common.check_output("--json" if args.action is judge else "--out", path, [args.truth, *args.predictions])
   return args
 
 

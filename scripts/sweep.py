@@ -498,7 +498,7 @@ def main():
   parser.add_argument("--picture", metavar="FILE.png", help=".png, .pdf or .svg")
   arguments = parser.parse_args()
   if arguments.results:  # not after hours of training
-    check_output("--results", arguments.results)
+    check_output("--results", arguments.results, (arguments.sweep, arguments.config))
   if arguments.picture:
     arguments.picture = drawing.picture_path("--picture", arguments.picture)
   sweep = read_sweep(arguments.sweep, arguments)

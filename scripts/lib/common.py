@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import zlib
-from typing import Callable, Iterator, NoReturn
+from typing import Callable, Iterable, Iterator, NoReturn
 
 
 def stop(message: object, code: int = 2) -> NoReturn:
@@ -197,8 +197,12 @@ class Progress:
     sys.stderr.flush()
 
 
-def check_output(flag: str, path: str) -> None:
-  """A UserError unless a file can be written there, which is what the flag asks for. Leaves nothing behind."""
+def check_output(flag: str, path: str, inputs: Iterable[str] = ()) -> None:
+  """A UserError unless a file can be written there, which is what the flag asks for, and it is none of the inputs.
+  Leaves nothing behind."""
+  for given in inputs:
+    if given and os.path.exists(path) and os.path.exists(given) and os.path.samefile(path, given):
+      raise UserError(f"{flag} {path}: would overwrite what is read; name another file")
   folder = os.path.dirname(path) or "."
   if not os.path.isdir(folder):
     raise UserError(f"{flag} {path}: there is no folder {folder}; create it, or name another file")

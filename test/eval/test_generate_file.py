@@ -53,6 +53,7 @@ class GenerateFile(RankRuns):
 
   def test_bad_input(self):
     for text, parts in (('{"prompt": "a"}\n{"promt": "b"}\n', ["line 2", '"prompt"']), ("[1]\n", ["line 1"]),
+                        ('{"prompt": "a", "completion": "gold"}\n', ["line 1", '"completion"', "another name"]),
                         ("{\n", ["line 1", "JSON"]), ("\n", ["no lines"]), ('{"prompt": 7}\n', ["line 1"]),
                         (b'{"prompt": "\xff"}\n', ["line 1", "UTF-8"])):
       self.write("p.jsonl", text)

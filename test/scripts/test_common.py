@@ -35,6 +35,12 @@ class Train(Workspace):
     error = self.bad("--set", "attention.variant=none", names=["is unknown"]).stderr
     self.assertEqual(common.variants(TRAIN), re.search(r"\((softmax, [^)]*)\)", error)[1].split(", "))
 
+  def test_outputs_do_not_replace_inputs(self):
+    self.write("a.json", "{}")
+    with self.assertRaisesRegex(common.UserError, "--results .*a.json: would overwrite what is read"):
+      common.check_output("--results", self.path("a.json"), [None, self.path("./a.json")])
+    common.check_output("--results", self.path("b.json"), [None, self.path("a.json"), self.path("absent")])
+
   def test_errors_end_the_script(self):
     self.write("config.json", "{}")
     for program, flag, part in ((TRAIN, "--nothing", "--nothing is unknown"),
