@@ -189,6 +189,41 @@ struct Given {
   std::string source;  // the file's name, or "--set"
 };
 
+// What nanoGPT, llm.c and transformers call a key of ours: the last words of theirs.
+// clang-format off
+constexpr std::pair<const char*, std::string_view> NAMES_ELSEWHERE[] = {
+    {"optimizer.lr", " learning_rate max_lr "},
+    {"optimizer.final_lr_fraction", " min_lr final_learning_rate_frac learning_rate_decay_frac "},
+    {"optimizer.schedule", " lr_scheduler_type lr_scheduler "},
+    {"optimizer.warmup_steps", " warmup_iters warmup_iterations "},
+    {"optimizer.beta1", " adam_beta1 "},
+    {"optimizer.beta2", " adam_beta2 "},
+    {"optimizer.eps", " adam_epsilon "},
+    {"optimizer.grad_clip", " max_grad_norm clip_grad "},
+    {"batch.tokens", " batch_size total_batch_size gradient_accumulation_steps "},
+    {"eval.batch", " eval.batch_size eval_batch_size per_device_eval_batch_size "},
+    {"batch.micro", " micro_batch_size device_batch_size per_device_train_batch_size "},
+    {"train.steps", " max_steps max_iters num_iterations num_train_epochs "},
+    {"train.recompute", " gradient_checkpointing "},
+    {"model.context", " block_size seq_len seq_length sequence_length max_seq_len n_positions n_ctx "},
+    {"model.layers", " n_layer num_hidden_layers "},
+    {"model.heads", " n_head num_attention_heads "},
+    {"model.channels", " n_embd hidden_size d_model "},
+    {"model.vocab", " vocab_size "},
+    {"model.mlp_ratio", " n_inner "},
+    {"model.rope_base", " rope_theta "},
+    {"model.init_std", " initializer_range "},
+    {"init", " init_from "},
+    {"precision", " dtype torch_dtype "},
+    {"eval.every", " eval_interval val_loss_every eval_steps "},
+    {"eval.tokens", " eval_iters "},
+    {"checkpoint.every", " save_steps save_every checkpoint_every "},
+    {"checkpoint.keep", " save_total_limit "},
+    {"log.every", " log_interval logging_steps "},
+    {"name", " out_dir output_dir run_name "},
+};
+// clang-format on
+
 class Reader {
  public:
   Reader(Config& config, const std::string& file) : config(config), file(file), rows(config_rows(config)) {
@@ -282,7 +317,11 @@ class Reader {
     std::string word = key.substr(key.rfind('.') + 1);
     std::vector<std::string> candidates = keys;
     candidates.insert(candidates.end(), sections.begin(), sections.end());
-    std::string hint = did_you_mean(key, candidates);
+    std::string hint;
+    for (auto& [own, others] : NAMES_ELSEWHERE)
+      if (others.find(" " + word + " ") != others.npos || others.find(" " + key + " ") != others.npos)
+        hint = format("; did you mean \"%s\"?", own);
+    if (hint.empty()) hint = did_you_mean(key, candidates);
     if (hint.empty()) hint = did_you_mean_last(word);
     refuse(source, "%s is unknown%s", shortened(key).c_str(), hint.empty() ? "; see --help" : hint.c_str());
   }
@@ -381,7 +420,6 @@ Config plain_variant(const std::string& name) {
       assign(row, value_of(row, text));
     }
   }
-  plain.variant = name;
   return plain;
 }
 

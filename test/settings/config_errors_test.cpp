@@ -149,6 +149,16 @@ TEST(ConfigErrors, RefusalsOfKeys) {
                "attention.gate = \"sigmoid\" must be an object: \"gate\": {...}  [x.json]");
   expect_error(R"({"model.layers": 12})", {},
                "the key \"model.layers\" has a dot; nest objects instead: \"model\": {\"layers\": 12}  [x.json]");
+  // Names of other programs.
+  const std::map<const char*, const char*> elsewhere = {
+      {"optimizer.learning_rate", "optimizer.lr"}, {"batch_size", "batch.tokens"}, {"train.batch_size", "batch.tokens"},
+      {"eval.batch_size", "eval.batch"},           {"max_iters", "train.steps"},   {"model.n_embd", "model.channels"},
+      {"num_hidden_layers", "model.layers"}};
+  for (auto [theirs, ours] : elsewhere) {
+    expect_error("{}", {format("%s=1", theirs)}, format("%s is unknown; did you mean \"%s\"?  [--set]", theirs, ours));
+    Config c;
+    EXPECT_NO_THROW(config_row(c, ours));
+  }
   expect_error("{}", {"optimiser.lr=1"}, "optimiser.lr is unknown; did you mean \"optimizer.lr\"?  [--set]");
   expect_error("{}", {"attention.gate=softplus"},
                "attention.gate is a group of keys; set one of attention.gate.activation, attention.gate.granularity, "
