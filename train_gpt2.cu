@@ -72,10 +72,10 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   ParameterRow learned[MOST_PARAMETERS];  // of the kind
   for (int n = 0; n < MOST_PARAMETERS; n++) {
     learned[n] = {Parameter(SCORE + n), "", {0}, zero, false, true, {}, NOTHING, true};
-    std::span<const LearnedNumber> numbers = kind_row(a.kind).learned;
-    if (n >= int(numbers.size())) continue;
-    learned[n].name = format("attn.score.%s", numbers[n].name);
-    learned[n].shape = {H}, learned[n].init = {.constant = float(numbers[n].initial)};
+    const KindRow& kind = kind_row(a.kind);
+    if (n >= int(kind.learned.size())) continue;
+    learned[n].name = format("attn.score.%s", kind.learned[n].name);
+    learned[n].shape = {H}, learned[n].init = {.constant = float(a.parameters[kind.initial_of(n)])};
   }
   return {
       {WTE, "wte.weight", {m.vocab, C}, normal, true, false, {padded_vocab(config), C}},

@@ -14,9 +14,11 @@
 //   unit        kernels take scores as multiples of it, and prepare.cu divides by it: LN_2 where 2^x replaces e^x
 //   has_sink    attention.sink has an effect
 //   parameters  keys attention.NAME, with default, range and a line of help; Numbers and numbers() say what its kernels
-//               read of them: up to MOST_PARAMETERS floats or ints (KernelSettings::numbers_of)
-//   learned     numbers that each head of each layer learns; kernels read them by learned_number(), and a policy says
-//               how many in LEARNED and sums their gradients (policy.cuh)
+//               read of them, and of the learned numbers' initial values, which follow them: up to MOST_PARAMETERS
+//               floats or ints (KernelSettings::numbers_of)
+//   learned     numbers that each head of each layer learns, with keys attention.NAME_init for other initial values;
+//               kernels read them by learned_number(), and a policy says how many in LEARNED and sums their gradients
+//               (policy.cuh)
 //   variant     what its variant sets besides attention.kind
 //   pytorch     in Python, a number f for each score z: of z, i, j, n, head, heads, context and the numbers by name,
 //               all tensors that broadcast. `weights` says what becomes of it. An f of whole rows, such as a mixture of

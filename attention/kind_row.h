@@ -28,8 +28,7 @@ void evaluate(R z, const ScorePosition<int>& at, const double* numbers, R& value
 
 template <class File> void write_numbers(const double* parameters, float* to) {
   if constexpr (File::is_formula) {
-    for (size_t n = 0; n < std::size(File::parameters); n++) *to++ = float(parameters[n]);
-    for (const LearnedNumber& number : File::learned) *to++ = float(number.initial);
+    for (size_t n = 0; n < std::size(File::parameters) + std::size(File::learned); n++) to[n] = float(parameters[n]);
   } else {
     auto numbers = File::numbers(parameters);
     static_assert(sizeof(numbers) <= MOST_PARAMETERS * sizeof(float) &&

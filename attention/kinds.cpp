@@ -12,7 +12,7 @@ constinit const std::span<const char* const> kind_names = names;
 
 static std::vector<KindRow> numbered(std::vector<KindRow> rows) {
   int first = 0;
-  for (KindRow& row : rows) row.first_parameter = std::exchange(first, first + int(row.parameters.size()));
+  for (KindRow& row : rows) row.first_parameter = std::exchange(first, int(row.initial_of(row.learned.size())) + first);
   return rows;
 }
 
@@ -25,8 +25,10 @@ const KindRow& kind_row(Kind kind) { return kind_rows()[size_t(kind)]; }
 
 std::vector<double> default_parameters() {
   std::vector<double> values;
-  for (const KindRow& row : kind_rows())
+  for (const KindRow& row : kind_rows()) {
     for (const ScoreKey& parameter : row.parameters) values.push_back(parameter.initial);
+    for (const LearnedNumber& number : row.learned) values.push_back(number.initial);
+  }
   return values;
 }
 

@@ -24,7 +24,8 @@
 //               default, a range, a line of help; in f they are at.parameter[0], [1] ... in this order. Training keeps
 //               them.
 //   learned     may be left out. Numbers that each head of each layer learns, without weight decay, with the value that
-//               they begin with; in f they are at.learned[0], [1] ...; at most four numbers, fixed and learned
+//               they begin with, unless the key attention.NAME_init gives another, which no other file of the build has
+//               too; in f they are at.learned[0], [1] ...; at most four numbers, fixed and learned
 //   pytorch     may be left out: f in Python, of z, i, j, n, head, heads, context and the numbers by their names, with
 //               which a checkpoint opens in transformers. check-kind compares it with f if PYTHON=... has both
 //               libraries

@@ -41,8 +41,8 @@ struct KindRow {
   std::span<const LearnedNumber> learned;
   std::span<const Setting> variant;
   const char *pytorch, *dense_rows;
-  int first_parameter;  // in AttentionSettings::parameters
-  // to [MOST_PARAMETERS] = what its kernels read of its parameters and initial learned numbers
+  int first_parameter;  // in AttentionSettings::parameters; its learned numbers' initial values follow its parameters
+  // to [MOST_PARAMETERS] = what its kernels read of both
   void (*numbers)(const double* parameters, float* to);
   // Of a formula (score.h), else nullptr: value of f and its slopes by z and by the learned numbers, in double; in
   // float, as a naive formula computes them. numbers: parameters, then the head's learned numbers.
@@ -50,12 +50,13 @@ struct KindRow {
   void (*naive)(float z, const ScorePosition<int>&, const double* numbers, float& value, float* slopes);
   // Where AttentionSettings::parameters has this one; a Failure if the kind has none of this name.
   size_t parameter(const char* name) const;
+  size_t initial_of(size_t number) const { return size_t(first_parameter) + parameters.size() + number; }
   bool is_formula() const { return exact; }
   bool sums_to_1() const { return weights != RowWeights::none; }  // the weights of a row
 };
 std::span<const KindRow> kind_rows();
 const KindRow& kind_row(Kind kind);
-std::vector<double> default_parameters();  // those of all kinds, in their order
+std::vector<double> default_parameters();  // those of all kinds, in their order, and learned numbers' initial values
 
 enum class QkNorm { none, l2, rms };
 inline constexpr const char* qk_norm_names[] = {"none", "l2", "rms"};
@@ -67,11 +68,11 @@ enum class Documents { joined, separate };
 inline constexpr const char* documents_names[] = {"joined", "separate"};
 enum class Bias { none, alibi, fox, cable };
 inline constexpr const char* bias_names[] = {"none", "alibi", "fox", "cable"};
-enum class RopeScaling { none, linear, ntk, yarn };
 // The words of attention.layers besides kinds and biases, in pairs: the first of two holds if neither is given. A
 // window's number of keys may follow "window". kind_files.sh reads them here, and refuses kinds that are named so.
 inline constexpr const char* layer_words[][2] = {
     {"window", "full"}, {"separate", "joined"}, {"rotated", "unrotated"}, {"gated", "ungated"}};
+enum class RopeScaling { none, linear, ntk, yarn };
 inline constexpr const char* rope_scaling_names[] = {"none", "linear", "ntk", "yarn"};
 enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, two_sigmoid, exp };
 inline constexpr const char* gate_activation_names[] = {"none", "sigmoid", "softplus",    "silu",

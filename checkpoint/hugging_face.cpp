@@ -199,9 +199,10 @@ std::string modelling_code(const Config& config) {
       fixed += format("\"%s\", ", parameter.name);
       names += format(", %s", parameter.name);
     }
-    for (const LearnedNumber& number : kind->learned) {
-      append_item(learned, format("\"%s\": %.17g", number.name, number.initial));
-      names += format(", %s", number.name);
+    for (size_t n = 0; n < kind->learned.size(); n++) {
+      double initial = config.attention.parameters[kind->initial_of(n)];
+      append_item(learned, format("\"%s\": %.17g", kind->learned[n].name, initial));
+      names += format(", %s", kind->learned[n].name);
     }
     lines += format(
         "  \"%s\": (\"%s\", (%s), {%s}, lambda z, i, j, n, head, heads, context, seen, softmax, normalised%s: %s),\n",

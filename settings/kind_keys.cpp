@@ -1,6 +1,8 @@
 // The keys of kinds (attention/kind.h): parameters, and the version of each file outside the tree that the weights
 // belong to.
+#include <cctype>
 #include <deque>
+#include <utility>
 
 #include "base/checksum.h"
 #include "base/error.h"
@@ -13,27 +15,38 @@ bool some_layer_is(const Config& c, const KindRow& kind) {
   return c.some_layer([&](const Config::Layer& l) { return &kind_row(l.attention.kind) == &kind; });
 }
 
-// A parameter's key and when it has an effect. Rows of every Config point to it.
+// The key of a parameter, or of a learned number's initial value, and when it has an effect. Rows of every Config point
+// to it.
 struct ParameterRow {
-  std::string key, what;
+  const KindRow& kind;
+  ScoreKey parameter;
+  const char* suffix;
+  std::string key, what, help;
   EffectiveWhen effective_when;
 };
 
+// In the order of AttentionSettings::parameters.
 std::deque<ParameterRow> make_rows() {
   std::deque<ParameterRow> all;
-  for (const KindRow& kind : kind_rows())
-    for (const ScoreKey& parameter : kind.parameters) {
-      ParameterRow& row = all.emplace_back();
-      row.key = format("attention.%s", parameter.name);
-      row.what = format("layers with attention.kind = \"%s\"", kind.name);
-      size_t with = parameter.with ? kind.parameter(parameter.with) : 0;
-      if (parameter.with) row.what += format(" and an attention.%s other than 0", parameter.with);
-      row.effective_when = {row.what.c_str(),
-                            [&kind, &parameter, with](const Config& c) {
-                              return some_layer_is(c, kind) && (!parameter.with || c.attention.parameters[with] != 0);
-                            },
-                            false, kind.text != nullptr};
-    }
+  auto add = [&](const KindRow& kind, const ScoreKey& parameter, const char* suffix, const std::string& help) {
+    std::string key = format("attention.%s%s", parameter.name, suffix);
+    std::string what = format("layers with attention.kind = \"%s\"", kind.name);
+    size_t with = parameter.with ? kind.parameter(parameter.with) : 0;
+    if (parameter.with) what += format(" and an attention.%s other than 0", parameter.with);
+    ParameterRow& row = all.emplace_back(ParameterRow{kind, parameter, suffix, key, what, help, {}});
+    row.effective_when = {row.what.c_str(),
+                          [&row, with](const Config& c) {
+                            return some_layer_is(c, row.kind) &&
+                                   (!row.parameter.with || c.attention.parameters[with] != 0);
+                          },
+                          false, kind.text != nullptr};
+  };
+  for (const KindRow& kind : kind_rows()) {
+    for (const ScoreKey& parameter : kind.parameters) add(kind, parameter, "", parameter.help);
+    for (const LearnedNumber& number : kind.learned)
+      add(kind, {number.name, number.initial, "[-1e6, 1e6]", ""}, "_init",
+          format("initial value of %s's %s, which each head learns", kind.name, number.name));
+  }
   return all;
 }
 
@@ -44,12 +57,60 @@ std::string place_of(const KindRow& file, const std::string& text) {
   return format("%s:%ld", file.path, long(1 + std::ranges::count(all.substr(0, at), '\n')));
 }
 
-std::string name_and_hash(const KindRow& file) { return std::string(file.name) + " " + checksum_text(file.text); }
+std::string name_and_hash(const KindRow& file, const std::string& text) {
+  return std::string(file.name) + " " + checksum_text(text);
+}
 
 }  // namespace
 
-void check_parameter(const KindRow& kind, const ScoreKey& parameter, const std::vector<ConfigRow>& others) {
-  std::string key = format("attention.%s", parameter.name);
+std::string code_of(std::string_view text) {
+  constexpr std::string_view PAIRS = "++ -- && || << >> <= >= == != += -= *= /= %= &= |= ^= -> :: // /* ## ";
+  std::string code;
+  bool directive = false, space = false;  // space: before what comes next
+  auto is_word = [](char c) { return std::isalnum(uint8_t(c)) || c == '_' || c == '"' || c == '\''; };
+  for (size_t at = 0, end; at < text.size(); at = std::min(end, text.size())) {
+    auto end_of = [&](const std::string& what) { return std::min(text.find(what, at + 2), text.size()) + what.size(); };
+    std::string_view rest = text.substr(at);
+    char c = rest[0], before = code.empty() ? '\n' : code.back();
+    end = at + 1;
+    bool line = rest.starts_with("//"), block = rest.starts_with("/*"), joined = rest.starts_with("\\\n");
+    if (line || block || joined || std::isspace(uint8_t(c))) {
+      if (c == '\n' && std::exchange(directive, false)) code += '\n';
+      if (line) end = text.find('\n', at);
+      if (block) end = end_of("*/");
+      if (joined) end++;
+      space = true;
+      continue;
+    }
+    if (c == '#' && !directive) {
+      directive = true;
+      if (before != '\n') code += '\n';
+    } else if (space && ((is_word(before) && is_word(c)) || PAIRS.find(std::string{before, c, ' '}) != PAIRS.npos)) {
+      code += ' ';
+    }
+    if (rest.starts_with("R\"")) {
+      end = end_of(")" + std::string(rest.substr(2, rest.find('(') - 2)) + '"');
+    } else if (c == '"' || (c == '\'' && !std::isalnum(uint8_t(before)))) {
+      while (end < text.size() && text[end] != c) end += text[end] == '\\' ? 2 : 1;
+      end++;
+    }
+    code += text.substr(at, end - at);
+    space = false;
+  }
+  if (directive) code += '\n';
+  return code;
+}
+
+void check_kind_name(const KindRow& kind, const std::vector<Variant>& others) {
+  for (const Variant& other : others)
+    if (other.name == std::string_view(kind.name))
+      user_error("%s: \"%s\" is a variant already (--help lists them); rename the file and its kind",
+                 kind.path ? kind.path : kind.name, kind.name);
+}
+
+void check_parameter(const KindRow& kind, const ScoreKey& parameter, const std::vector<ConfigRow>& others,
+                     const char* suffix) {
+  std::string key = format("attention.%s%s", parameter.name, suffix);
   std::string place = kind.text ? place_of(kind, format("\"%s\"", parameter.name)) : kind.name;
   for (const ConfigRow& row : others)
     if ((row.key + std::string(".")).starts_with(key + "."))
@@ -67,16 +128,14 @@ std::vector<ConfigRow> rows_of_kinds(Config& c, std::vector<ConfigRow> others) {
       [](const Config& c) { return c.some_layer([](const auto& l) { return kind_row(l.attention.kind).text; }); },
       false, true};
   std::vector<ConfigRow> rows;
-  for (const KindRow& kind : kind_rows())
-    for (const ScoreKey& parameter : kind.parameters) {
-      check_parameter(kind, parameter, others);
-      double& value = c.attention.parameters[rows.size()];
-      const ParameterRow& own = all[rows.size()];
-      rows.push_back({own.key.c_str(), &value, parameter.allowed, nullptr, parameter.help, AtResume::refused, false,
-                      &own.effective_when});
-      if (parameter.whole) rows.back().value = WholeNumber{&value};
-      others.push_back(rows.back());
-    }
+  for (const ParameterRow& own : all) {
+    check_parameter(own.kind, own.parameter, others, own.suffix);
+    double& value = c.attention.parameters[rows.size()];
+    rows.push_back({own.key.c_str(), &value, own.parameter.allowed, nullptr, own.help.c_str(), AtResume::refused, false,
+                    &own.effective_when});
+    if (own.parameter.whole) rows.back().value = WholeNumber{&value};
+    others.push_back(rows.back());
+  }
   if (std::ranges::any_of(kind_rows(), &KindRow::text))
     rows.push_back({"attention.kind_file", &c.kind_file, "", "name and hash of each kind's file",
                     "filled in; a version of such a file that differs from this build's is refused", AtResume::refused,
@@ -88,9 +147,10 @@ void check_kind_files(Config& c) {
   std::string now;
   for (const KindRow& file : kind_rows()) {
     if (!file.text || !some_layer_is(c, file)) continue;
-    std::string own = name_and_hash(file), begin = std::string(file.name) + " ";
+    std::string own = name_and_hash(file, code_of(file.text)), begin = std::string(file.name) + " ";
+    std::string whole = name_and_hash(file, file.text);  // as older versions wrote it
     for (const std::string& given : split(c.kind_file, ','))
-      if (given.starts_with(begin) && given != own)
+      if (given.starts_with(begin) && given != own && given != whole)
         refuse(source_of(c, {"attention.kind_file"}),
                "attention.kind_file = \"%s\": this build was made from a different version of that file, %s (\"%s\"); "
                "build with the run's version, which its checkpoints hold: make KINDS=CHECKPOINT/%s.cuh",

@@ -170,9 +170,9 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
      "joined: a row sees its whole window; separate: its own document, from the separator on (data.separator)"},
     only_with(BIAS, {"attention.bias", choice(a.bias, bias_names), "", no,
                      "added to the scores by position (usually with model.position none)"}),
-      {"attention.layers", &c.layers, "", no, help_of_layers.c_str()},
-      {"attention.family", choice_of_families(a.family), "", "the fastest that was measured and can",
-       "kernels of all layers, by their name in attention/families.cpp"},
+    {"attention.layers", &c.layers, "", no, help_of_layers.c_str()},
+    {"attention.family", choice_of_families(a.family), "", "the fastest that was measured and can",
+     "kernels of all layers, by their name in attention/families.cpp"},
     only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
@@ -348,7 +348,9 @@ const std::vector<Variant>& variants() {
       all.push_back({kind.name, {kind.variant.begin(), kind.variant.end()}});
       if (all.size() > 1) all.back().changes.push_back({"attention.kind", kind.name});
     }
-    std::ranges::copy(composed_variants(), std::back_inserter(all));
+    std::vector<Variant> composed = composed_variants();
+    for (const KindRow& kind : kind_rows()) check_kind_name(kind, composed);
+    std::ranges::copy(composed, std::back_inserter(all));
     return all;
   }();
   return table;

@@ -57,10 +57,11 @@ struct ConfigRow {
 };
 std::vector<ConfigRow> config_rows(Config& config);
 ConfigRow config_row(Config& config, const std::string& key);  // one of them
-// Those of the kinds. check_parameter(): a user_error if a parameter's key is one of others, or its default is outside
-// its range.
+// Those of the kinds. check_parameter(): a user_error if a parameter's key, attention.NAME, or attention.NAME_init of a
+// learned number, is one of others, or its default is outside its range.
 std::vector<ConfigRow> rows_of_kinds(Config& config, std::vector<ConfigRow> others);
-void check_parameter(const KindRow& kind, const ScoreKey& parameter, const std::vector<ConfigRow>& others);
+void check_parameter(const KindRow& kind, const ScoreKey& parameter, const std::vector<ConfigRow>& others,
+                     const char* suffix = "");
 
 // What a variant changes. The first one changes nothing.
 struct Variant {
@@ -68,6 +69,7 @@ struct Variant {
   std::vector<Setting> changes;
 };
 const std::vector<Variant>& variants();
+void check_kind_name(const KindRow& kind, const std::vector<Variant>& others);  // a user_error: others have it
 
 // For std::visit over a row's value.
 template <class... F> struct Overloaded : F... { using F::operator()...; };
@@ -82,9 +84,9 @@ struct LayerEntry {
   bool has(const char* word) const { return std::ranges::count(words, word) > 0; }
 };
 LayerEntry layer_entry(const std::string& entry);
+std::string layers_help();                                                  // of attention.layers
 std::string layer_problem(const Config& config, const std::string& entry);  // what is wrong with an entry, or ""
 // Whether the entry of some layer does not say this; true without attention.layers.
-std::string layers_help();                                                  // of attention.layers
 bool some_entry_lacks(const Config& config, bool (*says)(const LayerEntry&));
 
 constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer
@@ -121,6 +123,9 @@ class ErrorList {
 
 Config plain_variant(const std::string& name);  // the defaults, with what this variant sets
 
+// The text of C++ without comments, and with white space only where it means something: text with an equal one is the
+// same program.
+std::string code_of(std::string_view text);
 // Fills in Config::kind_file; a user_error if it names other texts of the files than this build's.
 void check_kind_files(Config& config);
 

@@ -100,9 +100,9 @@ struct RefRow {
 // The parameters of a kind, then the learned numbers of head h of H.
 inline std::vector<double> ref_numbers(const KindRow& file, const AttentionSetup& s, int h = 0, int H = 1) {
   auto first = s.parameters.begin() + file.first_parameter;
-  std::vector<double> numbers(first, first + file.parameters.size());
-  for (size_t l = 0; l < file.learned.size(); l++)
-    numbers.push_back(s.learned.empty() ? file.learned[l].initial : s.learned[l * H + h]);
+  std::vector<double> numbers(first, first + file.parameters.size() + file.learned.size());
+  for (size_t l = 0; l < file.learned.size() && !s.learned.empty(); l++)
+    numbers[file.parameters.size() + l] = s.learned[l * H + h];
   return numbers;
 }
 

@@ -182,12 +182,38 @@ TEST(KindFiles, OtherTextsAreRefused) {
     if (!file.text) continue;
     std::vector<std::string> sets = {format("attention.kind=%s", file.name)};
     std::string own = parse_config("{}", "c.json", sets).kind_file;
+    EXPECT_EQ(parse_config("{}", "c.json", sets).origins.at("attention.kind_file"), "make KINDS");
     sets.push_back("attention.kind_file=" + own);
     EXPECT_EQ(parse_config("{}", "c.json", sets).kind_file, own);
     sets.back() = format("attention.kind_file=%s 0123456789abcdef", file.name);
     expect_user_error([&] { parse_config("{}", "c.json", sets); },
                       {"attention.kind_file", file.path, own, "make KINDS="});
+    // Older versions hashed comments and spaces too.
+    sets.back() = format("attention.kind_file=%s %s", file.name, checksum_text(file.text).c_str());
+    EXPECT_EQ(parse_config("{}", "c.json", sets).kind_file, own);
+    EXPECT_NE(sets.back(), "attention.kind_file=" + own);
   }
+}
+
+TEST(KindFiles, LearnedNumbersBeginAsTheirKeySays) {
+  for (const KindRow& file : kind_rows())
+    for (size_t n = 0; n < file.learned.size(); n++) {
+      const LearnedNumber& number = file.learned[n];
+      std::string key = format("attention.%s_init", number.name), kind = format("attention.kind=%s", file.name);
+      auto with = [&](const std::string& value) { return parse_config("{}", "c.json", {kind, key + "=" + value}); };
+      EXPECT_EQ(config_json(parse_config("{}", "c.json", {kind}))["attention"][key.substr(10)], number.initial);
+      Config config = with("0.75");
+      EXPECT_EQ(config_json(config)["attention"][key.substr(10)], 0.75);
+      EXPECT_EQ(config.attention.parameters[file.initial_of(n)], 0.75);
+      if (file.pytorch) EXPECT_NE(modelling_code(config).find(format("\"%s\": 0.75", number.name)), std::string::npos);
+      EXPECT_TRUE(changed_model(config, with("0.5")).empty());  // the same model: its weights are learned
+      expect_user_error([&] { with("2e6"); }, {key, "must be a number in [-1e6, 1e6]"});
+      float numbers[MOST_PARAMETERS];
+      file.numbers(config.attention.parameters.data() + file.first_parameter, numbers);
+      if (file.is_formula()) EXPECT_EQ(numbers[file.parameters.size() + n], 0.75f);
+      for (const Tensor& tensor : parameters_of(config))
+        if (tensor.name.ends_with(std::string(".score.") + number.name)) EXPECT_EQ(tensor.init.constant, 0.75f);
+    }
 }
 
 }  // namespace

@@ -144,7 +144,8 @@ class Modeling(unittest.TestCase):
     for which, name, wrong in ((model, "attention_mask", torch.ones(2, 1, T, T).bool()),
                                (model, "attention_mask", torch.ones(2, T, T)), (model, "attention_mask", whole[:, 1:]),
                                (model, "attention_mask", whole[:1]), (model, "attention_mask", whole - 1e9 * whole),
-                               (model, "labels", self.tokens[:, 1:]), (model, "labels", torch.ones(2 * T - 2, 2).long()),
+                               (model, "labels", self.tokens[:, 1:]),
+                               (model, "labels", torch.ones(2 * T - 2, 2).long()),
                                (regression, "labels", values[0]), (regression, "labels", values[..., :1])):
       with self.assertRaisesRegex(ValueError, f"plusgpt takes .*{name} of"):
         which(self.tokens, **{name: wrong})

@@ -430,4 +430,16 @@ TEST(ConfigErrors, ParametersOfFilesAreNewKeys) {
         {format("/a/x.cuh:3: the parameter \"%s\" would be the key attention.%s", name, name), "give it another name"});
   expect_user_error([&] { check("pow", 0); }, {"/a/x.cuh:", "the default 0 of \"pow\" is not in its range (0, 10]"});
   EXPECT_NO_THROW(check("pow"));
+  EXPECT_NO_THROW(check_parameter(file, {"power", 1, "(0, 10]", ""}, config_rows(c), "_init"));
+  ConfigRow taken = config_row(c, "attention.gate.bias_init");
+  taken.key = "attention.bias_init";
+  expect_user_error(
+      [&] {
+        check_parameter(file, {"bias", 1, "(0, 10]", ""}, {taken}, "_init");
+      },
+      {"would be the key attention.bias_init"});
+  file.name = "ssmax";
+  expect_user_error([&] { check_kind_name(file, variants()); }, {"/a/x.cuh: \"ssmax\" is a variant already", "rename"});
+  file.name = "my_score";
+  EXPECT_NO_THROW(check_kind_name(file, variants()));
 }

@@ -237,6 +237,7 @@ TEST(Config, TheNameIsTheFilesUnlessGiven) {
   Config c = parse_config("{}", "configs/gpt2_1.5b.json");
   EXPECT_EQ(c.name, "gpt2_1.5b");
   EXPECT_EQ(c.origins.at("name"), "the file's name");
+  EXPECT_EQ(parse_config("{}", "").origins.at("eval.lengths"), "model.context");
   EXPECT_EQ(parse_config(R"({"name": ""})", "a.json").name, "a");
   EXPECT_EQ(parse_config(R"({"name": "b"})", "a.json").name, "b");
   EXPECT_EQ(parse_config(R"({"name": "b"})", "a.json", {"name=c"}).name, "c");
@@ -308,6 +309,26 @@ TEST(Config, LayersSayWhatTheirsIs) {
   c = parse_config("{}", "", {"attention.layers=lssa_alibi,none,full,window9_cable", "attention.bias=fox"});
   for (int l = 0; Bias bias : {Bias::alibi, Bias::none, Bias::fox, Bias::cable})
     EXPECT_EQ(c.layer(l++).attention.bias, bias);
+}
+
+// Comments and white space are no part of a kind's file's hash, in literals and directives they are.
+TEST(Config, HashesOfKindsAreOfTheirCode) {
+  const std::string code =
+      "#define A b \\\n  c\n#if A\nint f(char x) { return x == '\"' ? 1 - -2 : g(\"a  //b\"); }\n#endif\n";
+  const std::vector<std::string> same_code = {
+      "// one\n  #define A b c // two\n#if   A\n\nint f( char x )\n{ return x=='\"'?1 - -2:g( \"a "
+      " //b\" );/**/}\n#endif",
+      "/*\n#*/" + code};
+  for (const std::string& same : same_code) EXPECT_EQ(code_of(same), code_of(code));
+  const std::vector<std::pair<std::string, std::string>> changes = {
+      {"a  //b", "a //b"}, {"- -", "--"}, {"int f", "intf"}, {"c\n#if A\n", "c\n#if A "}};
+  for (auto& [from, to] : changes) {
+    std::string other = code;
+    other.replace(other.find(from), from.size(), to);
+    EXPECT_NE(code_of(other), code_of(code)) << from;
+  }
+  EXPECT_EQ(code_of("a = R\"x(b  \" // )\" c)x\" ; // d"), "a=R\"x(b  \" // )\" c)x\";");
+  for (const char* open : {"/* a", "\"a", "R\"(a", "R\"", "'", "#", "\\"}) EXPECT_NO_THROW(code_of(open));
 }
 
 // A kind may have a _ in its name, and may have another kind's name in it, wherever in an entry it is named.

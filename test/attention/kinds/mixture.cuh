@@ -12,7 +12,7 @@ KIND(mixture) {
   struct Numbers {
     float fall, share;  // share: where a call has none that are learned
   };
-  static Numbers numbers(const double* p) { return {float(p[0]), float(learned[0].initial)}; }
+  static Numbers numbers(const double* p) { return {float(p[0]), float(p[1])}; }
 };
 
 #if POLICIES
