@@ -4,10 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
+#include "base/checksum.h"
 #include "base/text.h"
 #include "checkpoint/hugging_face.h"
 #include "settings/config.h"
 #include "test/support/error_of.h"
+#include "train_gpt2.h"
 
 namespace {
 
@@ -205,14 +209,20 @@ TEST(KindFiles, LearnedNumbersBeginAsTheirKeySays) {
       Config config = with("0.75");
       EXPECT_EQ(config_json(config)["attention"][key.substr(10)], 0.75);
       EXPECT_EQ(config.attention.parameters[file.initial_of(n)], 0.75);
-      if (file.pytorch) EXPECT_NE(modelling_code(config).find(format("\"%s\": 0.75", number.name)), std::string::npos);
+      if (file.pytorch) {
+        EXPECT_NE(modelling_code(config).find(format("\"%s\": 0.75", number.name)), std::string::npos);
+      }
       EXPECT_TRUE(changed_model(config, with("0.5")).empty());  // the same model: its weights are learned
       expect_user_error([&] { with("2e6"); }, {key, "must be a number in [-1e6, 1e6]"});
       float numbers[MOST_PARAMETERS];
       file.numbers(config.attention.parameters.data() + file.first_parameter, numbers);
-      if (file.is_formula()) EXPECT_EQ(numbers[file.parameters.size() + n], 0.75f);
+      if (file.is_formula()) {
+        EXPECT_EQ(numbers[file.parameters.size() + n], 0.75f);
+      }
       for (const Tensor& tensor : parameters_of(config))
-        if (tensor.name.ends_with(std::string(".score.") + number.name)) EXPECT_EQ(tensor.init.constant, 0.75f);
+        if (tensor.name.ends_with(std::string(".score.") + number.name)) {
+          EXPECT_EQ(tensor.init.constant, 0.75f);
+        }
     }
 }
 

@@ -89,6 +89,9 @@ TEST_F(Labels, PairAsTheListsAreWrittenOrAreRefused) {
   for (const auto& [names, patterns] : std::vector<std::pair<Names, Names>>{
            {{"news", "books"}, {"x_*"}}, {{"[bn]*s"}, {"x_news", "x_books"}}, {{"n*", "books"}, {"1_news", "x_*"}}})
     expect_user_error([&] { labelled(names, patterns); }, {"data.val_labels", "it is not clear whether", "same order"});
+  expect_user_error([&] { labelled({"[bn]*s"}, {"[12]_*s"}); },
+                    {(dir / "1_news") + " would be the labels of " + (dir / "books"),
+                     "is called after " + (dir / "news"), "as lists in the same order"});
 }
 
 TEST_F(Labels, OfSeveralValues) {
