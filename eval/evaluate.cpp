@@ -81,21 +81,24 @@ static double mean_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
 }
 
-// Of the mean of these values, one of each window; NaN for a single one.
-static double standard_error(const std::vector<double>& windows) {
-  double count = double(windows.size()), squares = 0, mean = mean_of(windows);
-  for (double value : windows) squares += (value - mean) * (value - mean);
-  return windows.size() > 1 ? std::sqrt(squares / (count - 1) / count) : NAN;
+// Of the mean of these values, one of each window, with these weights; NaN for a single one.
+static double standard_error(const std::vector<double>& windows, const std::vector<double>& weights) {
+  double count = double(windows.size()), squares = 0, all = count * mean_of(weights);
+  double mean = std::inner_product(windows.begin(), windows.end(), weights.begin(), 0.0) / all;
+  for (size_t w = 0; w < windows.size(); w++) squares += std::pow(weights[w] * (windows[w] - mean), 2);
+  return windows.size() > 1 ? std::sqrt(squares * count / (count - 1)) / all : NAN;
 }
 
-// Fills the standard error of the loss, and the means of groups of windows, from by_window.
+// Fills the standard error of the loss, and the means and weights of groups of windows, from by_window and weights.
 static void add_spread(EvalReport& report) {
-  const std::vector<double>& windows = report.by_window;
+  const std::vector<double>&windows = report.by_window, &weights = report.weights;
   size_t count = windows.size(), groups = std::min<size_t>(count, 256);
-  report.standard_error = standard_error(windows);
+  report.standard_error = standard_error(windows, weights);
   for (size_t g = 0; g < groups; g++) {
-    auto begin = windows.begin() + g * count / groups, end = windows.begin() + (g + 1) * count / groups;
-    report.window_losses.push_back(std::accumulate(begin, end, 0.0) / double(end - begin));
+    size_t begin = g * count / groups, end = (g + 1) * count / groups;
+    report.group_weights.push_back(std::accumulate(&weights[begin], weights.data() + end, 0.0));
+    double sum = std::inner_product(&windows[begin], windows.data() + end, &weights[begin], 0.0);
+    report.window_losses.push_back(sum / report.group_weights.back());
   }
 }
 
@@ -104,7 +107,7 @@ static void add_spread(EvalReport& report) {
 static void add_difference(EvalReport& report, const EvalReport& from) {
   std::vector<double> differences;
   for (size_t w = 0; w < report.by_window.size(); w++) differences.push_back(report.by_window[w] - from.by_window[w]);
-  report.difference = {from.length, report.loss - from.loss, standard_error(differences)};
+  report.difference = {from.length, report.loss - from.loss, standard_error(differences, report.weights)};
 }
 
 // Fills the shards that the windows come from, with their label files, and bits per byte: the nats of a token in bits,
@@ -198,6 +201,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
     double found = labels.by_window[w];
     if (found == 0) continue;
     report.by_window.push_back(loss.by_window[w] / found);
+    report.weights.push_back(by_sequence ? 1 : found);
     accurate.push_back(right.by_window[w] / found);
     exact.push_back(right.by_window[w] == found);
   }
@@ -222,8 +226,8 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
     report.perplexity = std::exp(report.loss);
     // From the windows, whose numbers are whole, so that no number of ranks changes a bit.
     double share = by_sequence ? mean_of(accurate) : sum(right.by_window, 0, int(windows)) / double(report.tokens);
-    report.accuracy = {share, standard_error(accurate)};
-    report.exact = {mean_of(exact), standard_error(exact)};
+    report.accuracy = {share, standard_error(accurate, report.weights)};
+    report.exact = {mean_of(exact), standard_error(exact, std::vector<double>(exact.size(), 1))};
     for (auto [from, to] : bins) report.accuracy_by_position.push_back(mean(right, from, to));
   }
   add_spread(report);
@@ -302,6 +306,8 @@ void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& m
                    {"by_position", rounded(r.by_position)},
                    {"accuracy_by_position", rounded(r.accuracy_by_position)}});
   fields["window_losses"] = rounded(r.window_losses);
+  if (!config.data.val_labels.empty() && config.train.label_mean == LabelMean::batch)
+    fields["window_labels"] = std::vector<int64_t>(r.group_weights.begin(), r.group_weights.end());
   metrics.write(type, fields);
 }
 

@@ -41,7 +41,9 @@ struct EvalReport {
   std::vector<double> by_position;           // [edges - 1], mean loss in each bin
   std::vector<double> accuracy_by_position;  // the same of accuracy
   std::vector<double> by_window;             // [windows], mean loss of each; not written
+  std::vector<double> weights;               // [windows], of each in the loss: its targets, or 1; not written
   std::vector<double> window_losses;         // [G = min(windows, 256)], mean of windows g W / G to before (g + 1) W / G
+  std::vector<double> group_weights;         // [G], their sums of weights
 };
 
 // files: the names and checksums of the shards, for the report. A user_error if the

@@ -111,6 +111,7 @@ class Evaluation:
   accuracy, exact: shares of the targets that are the likeliest token, and of the windows of only such targets.
   by_position, accuracy_by_position: means of the bins [edges[i], edges[i + 1]) of positions, or []. groups: mean
   losses of consecutive groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G).
+  weights: of each group in the loss: its windows, or its labels where the loss is their mean.
   targets: of mode "suffix", the windows' length and how many of the last targets of each count; else None.
   elsewhere: the folder of another run whose weights were evaluated, or ""."""
 
@@ -157,6 +158,12 @@ class Evaluation:
     self.elsewhere = other_run(of.get("weights"), config)
     groups = numbers(entry.get("window_losses"))
     self.groups = groups if None not in groups and len(groups) <= self.windows else []
+    bounds = [g * self.windows // max(1, len(self.groups)) for g in range(len(self.groups) + 1)]
+    self.weights = [end - first for first, end in zip(bounds, bounds[1:])]
+    if labels and self.predicted[1] != "sequence":
+      self.weights = numbers(entry.get("window_labels"))  # which older lines lack
+      if len(self.weights) != len(self.groups) or not all(self.weights):
+        self.groups = self.weights = []
 
   def same_data(self, other):
     """By what is predicted and the content of the shards. Of one data.val a length can need fewer shards than another,
@@ -526,17 +533,19 @@ def same_targets(runs: list[Run]) -> list[list[Run]]:
 def difference(one: Evaluation, other: Evaluation) -> tuple[float, float] | None:
   """(mean, standard error) of one - other, two evaluations of the same windows, in nats per token; else None.
 
-  Each group of windows counts by its number of windows n_g of W: mean = sum n_g d_g / W. A group's difference d_g is a
-  mean of n_g windows, so n_g (d_g - mean)^2 estimates the variance of one window's difference, and the error is the
-  root of sum n_g (d_g - mean)^2 / (G - 1) / W: with groups of one size, their standard deviation / sqrt(G)."""
+  Each group of windows counts by its share of the loss, its n_g windows or labels of N: mean = sum n_g d_g / N. A
+  group's difference d_g is a mean of n_g, so n_g (d_g - mean)^2 estimates the variance of one's difference, and the
+  error is the root of sum n_g (d_g - mean)^2 / (G - 1) / N: with groups of one size, their standard deviation /
+  sqrt(G). Labels of one window are not independent: groups of them count by n_g^2 (d_g - mean)^2 G / N."""
   groups, windows = len(one.groups), one.windows
-  if groups < 2 or groups != len(other.groups) or windows != other.windows or one.length != other.length or not (
+  if groups < 2 or one.weights != other.weights or windows != other.windows or one.length != other.length or not (
       one.shards and one.shards == other.shards):
     return None
-  sizes = [(g + 1) * windows // groups - g * windows // groups for g in range(groups)]
-  gaps = [a - b for a, b in zip(one.groups, other.groups)]
-  mean = sum(n * gap for n, gap in zip(sizes, gaps)) / windows
-  return mean, math.sqrt(sum(n * (gap - mean) ** 2 for n, gap in zip(sizes, gaps)) / (groups - 1) / windows)
+  gaps, total = [a - b for a, b in zip(one.groups, other.groups)], sum(one.weights)
+  mean = sum(n * gap for n, gap in zip(one.weights, gaps)) / total
+  each = lambda n: n if total == windows else n * n * groups / total
+  squares = sum(each(n) * (gap - mean) ** 2 for n, gap in zip(one.weights, gaps))
+  return mean, math.sqrt(squares / (groups - 1) / total)
 
 
 def clipped(run: Run) -> float | None:

@@ -168,6 +168,10 @@ class Losses(LabelRuns):
       weights = [1] * len(labelled) if mean == "sequence" else [len(found[window]) for window in labelled]
       expected = sum(w * x for w, x in zip(weights, line["window_losses"])) / sum(weights)
       self.assertLess(abs(line["loss"] - expected), 2e-6)
+      self.assertEqual(line.get("window_labels"), None if mean == "sequence" else weights)
+      squares = sum((w * (x - expected)) ** 2 for w, x in zip(weights, line["window_losses"]))
+      n = len(weights)
+      self.assertLess(abs(line["stderr"] - (squares * n / (n - 1)) ** 0.5 / sum(weights)), 2e-6)
 
   def test_bad_labels_are_refused(self):
     """labels_test.cpp has more."""

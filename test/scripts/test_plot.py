@@ -217,6 +217,19 @@ class Plot(ScriptTest):
     self.assertIn("| difference in nats at length | 16 |\n|---|---|\n| a - b | -0.300 ± 0.141 |\n\n", output)
     self.plot("a", "b", "--baseline", "d", code=2)
 
+  def test_differences_of_labels_are_weighed_as_the_loss(self):
+    """By windows the first would be 0, with the losses -1.5 and 1.5 on the other side."""
+    groups = {"a": [2.0, 2.0, 5.0], "b": [1.0, 1.0, 7.0]}
+    def gap(mean, **more):
+      a, b = (self.evaluated(name, line(8, 16, 2.0, window_losses=losses, **more), train={"label_mean": mean},
+                             data={"val_labels": ["l"]}).row[16] for name, losses in groups.items())
+      return metrics.difference(b, a)
+    found = gap("batch", window_labels=[15, 4, 1])
+    self.assertAlmostEqual(found[0], (-15 - 4 + 2) / 20)
+    self.assertAlmostEqual(found[1], (3 / 2 * (15 ** 2 * 0.15 ** 2 + 4 ** 2 * 0.15 ** 2 + 2.85 ** 2)) ** 0.5 / 20)
+    self.assertAlmostEqual(gap("sequence")[0], 0)
+    self.assertEqual([gap("batch"), gap("batch", window_labels=[1, 2])], [None] * 2)  # the first is an older line
+
   def test_the_same_targets_by_context(self):
     other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
     run = self.evaluated("a", suffix(64, 9.0, window=64), suffix(24, 9.0, step=4), suffix(8, 2.0), suffix(16, 1.25),
