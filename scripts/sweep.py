@@ -435,6 +435,8 @@ def summary(sweep, members, done, failed):
     found = {metrics.finite(metrics.section(run.config, section).get(key)) for _, run, _ in done.values()}
     return " or ".join(map(str, sorted(found - {None})))
 
+  lengths = {length for _, run, _ in done.values() for length in run.config["eval"]["lengths"]}
+  contexts = {context for _, run, _ in done.values() if (context := run.context())}
   for member in members:
     name = member.name
     state, run, why = done.get(name) or ("failed" if name in failed else "missing", None, failed.get(name, ""))
@@ -453,8 +455,9 @@ def summary(sweep, members, done, failed):
           "chart": sweep["chart"], "best_of": sweep["best_of"],
           "mode": metrics.section(config, "eval").get("mode", "windows"), "commit": first.start.get("commit"),
           "device": first.start.get("device"), "command": shlex.join(["python3", *sys.argv]),
-          "context": first.context(), "steps": values("train", "steps"), "tokens_per_step": values("batch", "tokens"),
-          "lengths": sorted(config["eval"]["lengths"]), "runs": entries}
+          "context": first.context(), "contexts": sorted(contexts), "steps": values("train", "steps"),
+          "tokens_per_step": values("batch", "tokens"),
+          "lengths": sorted(lengths), "runs": entries}
 
 
 # ---------------------------------------------------------------------------------------------------------- the flags

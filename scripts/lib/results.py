@@ -29,7 +29,7 @@ CHART = lambda value: value in list(CHARTS), f"one of {', '.join(CHARTS)}"
 COUNT = lambda value: isinstance(value, str) or whole(value), "a text or a whole number"  # "8 or 16": of an axis
 RESULT = {"name": TEXT, "size": TEXT, "config": TEXT, "steps": COUNT, "tokens_per_step": COUNT, "command": TEXT,
           "commit": (lambda value: True, "there"), "device": (lambda value: True, "there"),
-          "context": (whole, "a whole number"), "chart": CHART, "seeds": WHOLES, "lengths": WHOLES,
+          "context": (whole, "a whole number"), "contexts": WHOLES, "chart": CHART, "seeds": WHOLES, "lengths": WHOLES,
           "mode": (lambda value: value in ("windows", "suffix"), "windows or suffix"),
           "set": (lambda value: isinstance(value, dict), "an object"),
           "axes": (lambda value: isinstance(value, dict) and value
@@ -55,6 +55,7 @@ def read(path: str) -> dict:
     result.setdefault("mode", "windows")  # of older results, which may lack "set" too
     result.setdefault("set", {})
     result.setdefault("best_of", "")
+    result.setdefault("contexts", [result.get("context")])
   check(result if isinstance(result, dict) else {}, RESULT)
   check(result, {"best_of": (lambda axis: axis in ("", *result["axes"]), "one of the axes")})
   axes = {"labels": (lambda labels: isinstance(labels, dict) and labels.keys() == result["axes"].keys() and all(

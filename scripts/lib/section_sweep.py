@@ -137,10 +137,17 @@ def seeds_text(result: dict) -> str:
   return f"{found} of " * (found < count) + f"{count} seed{'s' * (count > 1)}"
 
 
+def means_text(result: dict) -> str:
+  """How many seeds its means are of: "1 to 2 seeds", or as seeds_text() if all are of the same number."""
+  counts = {len(cell.losses) for row in grid(result).values() for cell in row.values()} - {0}
+  return f"{min(counts)} to {max(counts)} seeds" if len(counts) > 1 else seeds_text(result)
+
+
 def note(result: dict) -> str:
   """What the figures are of, one sentence."""
   states = collections.Counter(entry["state"] for entry in result["runs"])
   missing = "".join(f", {states[state]} {state}" for state in ("diverged", "failed", "missing") if states[state])
+  missing += f", means of {means_text(result)}" * (means_text(result) != seeds_text(result))
   settings = "".join(f", {key}={value}" for key, value in result.get("set", {}).items())
   return (f"{seeds_text(result)}, {result['steps']} steps of {result['tokens_per_step']} tokens ({result['config']}"
           f"{settings}, commit {result['commit']}, {result['device']}){missing}; losses in nats per token.")
@@ -212,9 +219,13 @@ def draw(result, axes):
   if kind == "lengths":
     x = "evaluated length (tokens); the dashed line is the trained one"
     drawing.length_axis(axes, places)
-    axes.axvline(result["context"], color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+    for context in result.get("contexts", [result["context"]]):
+      axes.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
   elif kind == "lr":
-    axes.set_xscale("log")
+    if all(places):
+      axes.set_xscale("log")
+    else:  # 0 has a place of its own, half as far from the smallest rate as a decade is wide
+      axes.set_xscale("symlog", linthresh=min(filter(None, places), default=1), linscale=0.5)
     x += "; a cross at the top: some run diverged" if any(cell.diverged for cell in cells) else ""
   elif kind == "bars":  # losses differ little: from 0 they would all look alike
     means = [statistics.mean(cell.losses.values()) for cell in cells if cell.losses] or [0, 1]
@@ -226,7 +237,7 @@ def draw(result, axes):
     axes.minorticks_off()
   spread = "95% interval" if kind in ("lengths", "bars") else "range"
   axes.set(xlabel=drawing.in_text(x), ylabel=what,
-           title=f"Mean and {spread} of {seeds_text(result)}" if len(result["seeds"]) > 1 else "One seed")
+           title=f"Mean and {spread} of {means_text(result)}" if len(result["seeds"]) > 1 else "One seed")
 
 
 def section(result: dict, number: int) -> Section:

@@ -420,6 +420,14 @@ class Plot(ScriptTest):
       for text, label in zip(shown[-2:], ("_a", r"\$b\$")):
         self.assertEqual(text.replace("2, ", "").partition(" (")[0], label)
 
+  def test_the_rate_0_stands_apart(self):
+    runs = [{"labels": {"x": x}, "seed": 1, "state": "complete", "initial": 5.0, "loss": 1.0, "losses": {"16": 1.0}}
+            for x in ("0", "0.001", "0.01")]
+    result = {"chart": "lr", "axes": {"x": ["0", "0.001", "0.01"]}, "seeds": [1], "lengths": [16], "runs": runs}
+    axes = self.axes_of(functools.partial(section_sweep.draw, result))
+    places = [axes.transData.transform((x, 1))[0] / axes.bbox.width for x in (0, 0.001, 0.01)]
+    self.assertTrue(min(places[1] - places[0], places[2] - places[1]) > 0.2, places)
+
   def test_the_picture_is_where_it_says(self):
     folder = self.trained("run")
     os.mkdir(self.path("pictures"))
