@@ -584,6 +584,12 @@ def judged(run: Run) -> str:
   mean_of = window_means(losses)
   *earlier, end = [mean_of(first, first + width) for first in range(len(losses) - width + 1)]
   rise = 0.05 * (min(earlier) if regression else max(min(earlier), 1))  # nats near 0 double without meaning anything
+  noise = statistics.median(abs(b - a) for a, b in zip(losses, losses[1:])) / 0.954  # the deviation, if normal
+  rise = max(rise, 4 * noise * math.sqrt(2 / width))
+  before = [e.loss for e in run.evaluations if e.length == main_length(run) and e.step < last.step
+            and (e.step or config.get("init"))]
+  if before and last.loss < min(before):  # validation still improves
+    return ""
   return "the training loss rose from %.3f to %.3f" % (min(earlier), end) if end > min(earlier) + rise else ""
 
 

@@ -35,7 +35,8 @@ what = os.environ.get(member, "")
 what = "" if what == "locked" and os.path.exists("tried") else what
 os.makedirs("runs/" + settings["name"], exist_ok=True)
 steps, loss = int(settings.get("train.steps", 4)), float(settings["seed"])
-config = {"model": {"context": 16}, "train": {"steps": steps}, "batch": {"tokens": 64}, "eval": {"lengths": [16, 32]}}
+lengths = [16, 32] if member[0] != "c" else [32, 64]
+config = {"model": {"context": 16}, "train": {"steps": steps}, "batch": {"tokens": 64}, "eval": {"lengths": lengths}}
 given = json.load(open(sys.argv[1]))
 config["eval"].update({key[5:]: json.loads(value) for key, value in given.items() if key.startswith("eval.")})
 config["data"] = {key[5:]: [value] for key, value in settings.items() if key.startswith("data.")}
@@ -52,7 +53,7 @@ with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
   print(json.dumps({"type": "start", "config": config, "commit": "abc", "device": "CPU"}), file=file)
   print(json.dumps({"type": "val", "step": 0, "length": 16, "loss": 4.0}), file=file)
   print(json.dumps({"type": "train", "step": steps if what in ("", "lacks") else 2, "loss": 1}), file=file)
-  for length in (16,) if what == "lacks" else (16, 32):
+  for length in lengths[:1] if what == "lacks" else lengths:
     print(json.dumps({"type": "val", "step": 2 if what else steps, "length": length, "loss": loss}), file=file)
 if what == "wait":
   def save(*_):
@@ -181,6 +182,11 @@ class Series(ScriptTest):
     self.assertIn("2 seeds, 2 or 4 steps of 64 tokens",
                   self.run_script("sweep.py", "s.json", cwd=self.folder, env={**os.environ, "TRAIN": "./train"}))
 
+  def test_lengths_of_each_run(self):
+    self.sweep_file(axes={"attention.variant": ["a", "c"]}, seeds=[1])
+    self.assertEqual(self.sweep()[0], "| validation loss at length | 16 | 32 | 64 |\n|---|---|---|---|\n"
+                                      "| a | 1.000 | 1.000 | - |\n| c | - | 1.000 | 1.000 |\n")
+
   def test_refuses_equal_runs(self):
     self.sweep_file(axes={"x": {label: {"attention.variant": "a"} for label in ("one", "other")}})
     self.assertEqual(self.sweep(code=2), ("", []))
@@ -305,6 +311,7 @@ class Series(ScriptTest):
   def test_a_run_that_diverges_is_recorded(self):
     table, calls = self.sweep("--results", "r.json", a1="diverges")
     self.assertEqual(len(calls), 4)
+    self.assertIn("), 1 diverged, means of 1 to 2 seeds; losses", self.said)
     self.assertEqual(table, HEAD + "| a | 2.000 (1 diverged) | 2.000 (1 diverged) |\n"
                                    "| b | 1.500 ± 6.353 | 1.500 ± 6.353 |\n")
     entry = self.json_of("r.json")["runs"][0]
@@ -367,11 +374,12 @@ class Series(ScriptTest):
 
 
 class Judgement(ScriptTest):
-  def run_of(self, losses, first, last, **settings):
+  def run_of(self, losses, first, last, halfway=None, **settings):
     config = {"model": {"context": 16}, "train": {"steps": len(losses)}, "eval": {"lengths": [16]},
               "optimizer": {"grad_clip": 1.0}, **settings}
     lines = [{"type": "start", "config": config}, {"type": "val", "step": 0, "length": 16, "loss": first}]
     lines += [{"type": "train", "step": step, "loss": loss, "grad_norm": loss} for step, loss in enumerate(losses, 1)]
+    lines += [{"type": "val", "step": len(losses) // 2, "length": 16, "loss": halfway}] * bool(halfway)
     lines += [{"type": "val", "step": len(losses), "length": 16, "loss": last}]
     return metrics.Run(self.make_run("run", lines))
 
@@ -384,6 +392,16 @@ class Judgement(ScriptTest):
                               ([3.0] * 50 + [9.0] * 40 + [3.0] * 10, 3.0, "")):  # a hump that has gone
       with self.subTest(last=last, end=losses[-1]):
         self.assertRegex(metrics.judged(self.run_of(losses, 6.0, last)), why or "^$")
+
+  def test_no_divergence_while_validation_improves_or_within_the_noise(self):
+    rising = [3.0] * 94 + [3.2] * 6
+    for halfway, last, settings, why in ((3.1, 3.0, {}, ""), (2.9, 3.0, {}, "rose"), (None, 3.0, {}, "rose"),
+                                         (None, 3.0, {"init": "runs/x"}, "")):
+      with self.subTest(halfway=halfway, settings=settings):
+        self.assertRegex(metrics.judged(self.run_of(rising, 6.0, last, halfway, **settings)), why or "^$")
+    for noise, why in (0.3, ""), (0.01, "rose"):  # the same rise of 0.25
+      losses = [3 + 0.25 * (step >= 190) + noise * (step % 2) for step in range(200)]
+      self.assertRegex(metrics.judged(self.run_of(losses, 6.0, 3.0, 2.9)), why or "^$")
 
   def test_divergence_of_a_tuned_model(self):
     for settings in {"init": "runs/x"}, {"model": {"context": 16, "head": {"outputs": 2}}}:
