@@ -231,7 +231,8 @@ def draw_contexts(view, axes):
 
 CONTEXTS = Section("contexts", "The same targets with growing context", lambda run: bool(run.contexts),
                    "./train RUN --eval --set eval.mode=suffix", context_tables,
-                   lambda view: [functools.partial(draw_contexts, view)], "Loss of the same targets by context.")
+                   lambda view: [functools.partial(draw_contexts, view)] * any(run.contexts for run in view.runs),
+                   "Loss of the same targets by context.")
 
 
 # ------------------------------------------------------------------------------------------------------------ settings

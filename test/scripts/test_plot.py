@@ -442,7 +442,7 @@ class Plot(ScriptTest):
     self.evaluated("a", line(8, 16, 1.5), line(8, 32, 1.5))
     for flags in (), ("--brief",):
       self.plot("a", "--out", "p.svg", *flags)
-      for title in ("Training", "Gradient norm", "Learning rate", "Speed"):
+      for title in ("Loss by context", "Training", "Gradient norm", "Learning rate", "Speed"):
         self.assertNotIn(f"<!-- {title}", self.text_of("p.svg"))
       self.assertIn("<!-- Validation loss by length -->", self.text_of("p.svg"))
 
