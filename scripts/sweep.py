@@ -19,6 +19,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -60,6 +61,14 @@ def meaning(value):
     return float(found) if type(found) in (int, float) else json.dumps(found)
   except (ValueError, OverflowError):
     return text(value)
+
+
+def spelling(label):
+  """The one of a number that all its spellings have: 0.02 of 2e-2."""
+  value = meaning(label)
+  if not isinstance(value, float) or not math.isfinite(value) or re.fullmatch(r"-?\d+", label):
+    return label
+  return text(int(value) if value.is_integer() else value)
 
 
 def different(values):
@@ -116,7 +125,15 @@ def axes_of(path, sweep, given):
     if not different(labels):
       raise UserError(f"--axis {axis}: must be a list of different values")
     spelt = {} if known else {meaning(label): label for label in own.get(axis, {})}  # 3e-3 is the file's 0.003
-    labels = [spelt.get(meaning(label), label) for label in labels]
+    more = [label[1:] for label in labels if label.startswith("+")]  # beside those of the file
+    labels = [*axes.get(axis, []), *labels] if more else labels
+    labels = dict.fromkeys(spelt.get(meaning(label), label if known else spelling(label))
+                           for label in (label.removeprefix("+") for label in labels))
+    if known and more:
+      shared = set.intersection(*map(set, known.values()))
+      if len(shared) != 1:
+        raise UserError(f"--axis {axis}=+{more[0]}: its labels do not have one key in common; add it to the file")
+      known = {**{label: dict.fromkeys(shared, label) for label in more}, **known}
     if known and (unknown := [label for label in labels if label not in known]):
       raise UserError(f"--axis {axis}: {unknown[0]} is not one of {', '.join(known)}")
     axes[axis] = {label: known[label] if known else {axis: label} for label in labels}
@@ -154,6 +171,10 @@ def read_sweep(path, arguments):
   own |= {"name", "seed"}
   own |= {"attention.kind"} if "attention.variant" in own else set()
   base = {key for key in own_set if only_evaluates(key)}  # of the trained runs; an axis may ask others
+  whole = {key for values in axes.values() for key in set.intersection(*map(set, values.values()))}
+  beaten = whole - dict(arguments.set).keys() - base - {"attention.kind"}  # an axis wins over what the file sets
+  own_set, sweep["set"] = ({key: value for key, value in settings.items() if key not in beaten}
+                           for settings in (own_set, sweep["set"]))
   if mine := sorted(own & (set(sweep["set"]) - base | dict(arguments.set).keys())):
     raise UserError(f"--set {mine[0]}={sweep['set'][mine[0]]}: the sweep sets {', '.join(sorted(own))} itself; "
                     "use --axis and --seeds")
@@ -199,14 +220,18 @@ def members_of(program, sweep):
     raise UserError(f"{sweep['config']}: No such file")
   rows_of = functools.cache(lambda *command: rows(program, *command))
 
-  def found(chosen):
-    return rows_of(*command_of(sweep, Member("sweep", {}, sweep["seeds"][0], chosen)))
+  def found(chosen, seed):
+    seed = seed if any("{seed}" in value for value in chosen.values()) else sweep["seeds"][0]
+    return rows_of(*command_of(sweep, Member("sweep", {}, seed, chosen)))
 
   def run_of(labels, seed, chosen, trained=None):
-    digest = identity(found(chosen), trained)
+    end = f"_{seed}_{identity(found(chosen, seed), trained)}"
     stem = "_".join([sweep["name"], *(re.sub(r"[^\w.+-]+", "-", label) for label in labels)])
-    end = f"_{seed}_{digest}"
-    return Member(short(stem, NAME_BYTES - len(end)) + end, dict(zip(sweep["axes"], labels)), seed, chosen, trained)
+    name = short(stem, NAME_BYTES - len(end)) + end
+    if not os.path.isdir(os.path.join("runs", name)):  # made under labels that were spelt in another way
+      there = glob.glob(os.path.join("runs", glob.escape(sweep["name"]) + "_*" + end))
+      name = os.path.basename(min(there)) if there else name
+    return Member(name, dict(zip(sweep["axes"], labels)), seed, chosen, trained)
 
   def settings_with(labels):
     result = dict(sweep["set"])
@@ -227,9 +252,43 @@ def members_of(program, sweep):
     chosen = settings_with(labels)
     own = training(chosen)
     run = run_of(labels if own == chosen else first[json.dumps(own, sort_keys=True)], seed, own)
-    other = own != chosen or evaluated_otherwise(run.name, found(own))
+    other = own != chosen or evaluated_otherwise(run.name, found(own, seed))
     result.append(run_of(labels, seed, chosen, run) if other else run)
+  by_name = {}
+  for member in result:
+    check_same(by_name.setdefault(member.name, member), member)
   return result
+
+
+def check_same(one, other):
+  if one is not other:
+    raise UserError(f"{title(one)} and {title(other)} have the same settings; leave out one of them, or a --set")
+
+
+def with_complete(program, sweep, members, path):
+  """(the sweep, its members) with the runs that the results in the file hold too, and that are complete."""
+  try:
+    known = results.read(path)
+  except UserError:  # none, or of another kind
+    return sweep, members
+  if any(known[key] != sweep[key] for key in ("name", "size", "config", "set", "chart", "best_of")) or (
+      known["axes"].keys() != sweep["axes"].keys()):
+    return sweep, members
+  names = {axis: {**settings, **{label: {axis: label} for label in known["axes"][axis]
+                                 if label not in settings and axis in next(iter(settings.values()))}}
+           for axis, settings in sweep["names"].items()}
+  axes = {axis: [label for label in names[axis] if label in (*sweep["axes"][axis], *known["axes"][axis])]
+          for axis in names}
+  wide = {**sweep, "axes": axes, "names": names, "seeds": [*dict.fromkeys([*known["seeds"], *sweep["seeds"]])]}
+  mine = {member.name for member in members}
+  try:
+    found = [member for member in members_of(program, wide) if member.name in mine or outcome(member)]
+  except UserError:  # some combination that is no run
+    return sweep, members
+  wide["axes"] = {axis: [label for label in axes[axis] if label in {member.labels[axis] for member in found}]
+                  for axis in axes}
+  wide["seeds"] = [seed for seed in wide["seeds"] if seed in {member.seed for member in found}]
+  return wide, found
 
 
 # ---------------------------------------------------------------------------------------------------------- the runs
@@ -276,7 +335,7 @@ def title(member):
 def command_of(sweep, member):
   result = [sweep["config"]]
   for key, value in {"name": member.name, "seed": member.seed, **member.settings}.items():
-    result += ["--set", f"{key}={value}"]
+    result += ["--set", f"{key}={value}".replace("{seed}", str(member.seed))]
   return result
 
 
@@ -299,8 +358,7 @@ def check(program, sweep, members, files):
     found.pop("name", None)
     found["attention"].pop("variant", None)
     same = known.setdefault(json.dumps([found, member.seed], sort_keys=True), member)
-    if same is not member:
-      raise UserError(f"{title(same)} and {title(member)} have the same settings; leave out one of them, or a --set")
+    check_same(same, member)
 
 
 def check_contents(program, sweep, members):
@@ -525,15 +583,18 @@ def main():
   if arguments.table and not done:
     raise UserError("no run of this sweep is complete; --plan lists them, and without --table they are trained")
   if done:
+    mode = str(next(iter(done.values()))[1].config["eval"].get("mode") or "windows").replace("windows", "")
+    stem = os.path.join("runs", short("_".join(filter(None, (sweep["name"], sweep["size"], mode))), 250))
+    path = arguments.results or stem + ".json"
+    sweep, members = with_complete(arguments.train, sweep, members, path)
+    done = {**{m.name: found for m in members if (found := outcome(m))}, **done}
     result = summary(sweep, members, done, failed)
     order = [*itertools.product(*sweep["axes"].values())]
     for member in (member for member in members if os.path.isdir(os.path.join("runs", member.name))):
       labels = tuple(member.labels.values())
       variants.write_note(os.path.join("runs", member.name), sweep=sweep["name"], labels=labels,
                           place=order.index(labels))
-    mode = result["mode"] if result["mode"] != "windows" else ""
-    stem = os.path.join("runs", short("_".join(filter(None, (sweep["name"], sweep["size"], mode))), 250))
-    with open(arguments.results or stem + ".json", "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8") as file:
       json.dump(result, file, indent=1)
       file.write("\n")
     print("\n\n".join(section_sweep.texts(result)), flush=True)

@@ -187,6 +187,45 @@ class Series(ScriptTest):
     self.assertEqual(self.sweep()[0], "| validation loss at length | 16 | 32 | 64 |\n|---|---|---|---|\n"
                                       "| a | 1.000 | 1.000 | - |\n| c | - | 1.000 | 1.000 |\n")
 
+  def test_another_seed_and_label_join_the_results(self):
+    self.sweep("--seeds", "1")
+    table, calls = self.sweep("--seeds", "2", "--axis", "attention.variant=a,d")
+    self.assertEqual(calls, ["a2 --resume", "d2 --resume"])
+    self.assertEqual(table, HEAD + "| a | 1.500 ± 6.353 | 1.500 ± 6.353 |\n" + ONE.replace("a", "b") +
+                     "| d | 2.000 (1 of 2 seeds) | 2.000 (1 of 2 seeds) |\n")
+    self.assertEqual(len(self.json_of("runs/s.json")["runs"]), 4)
+    self.assertNotIn("| d |", self.sweep("--results", "r.json")[0])
+    self.write("c.json", '{"model.layers": "3"}')  # other runs, which those do not join
+    self.assertNotIn("| d |", self.sweep()[0])
+
+  def test_a_number_has_one_spelling_and_its_run_is_found(self):
+    self.sweep_file(axes={"x": ["1"]}, set={"attention.variant": "a"}, seeds=[1])
+    self.assertEqual(self.sweep("--axis", "x=2e-2,1e3")[1], ["a1 --resume"] * 2)
+    self.assertEqual([*self.json_of("runs/s.json")["axes"]["x"]], ["0.02", "1000"])
+    name, = (name for name in os.listdir(self.path("runs")) if name.startswith("s_0.02"))
+    os.rename(self.path("runs/" + name), self.path("runs/" + name.replace("0.02", "2e-2")))  # as they were called
+    self.assertEqual(self.sweep("--axis", "x=0.02")[1], [])
+
+  def test_a_label_beside_those_of_the_file(self):
+    self.sweep_file(axes={"what": {"one": {"attention.variant": "a"}, "other": {"attention.variant": "b"}}}, seeds=[1])
+    self.assertEqual(self.sweep("--axis", "what=+my_own")[1], [f"{what}1 --resume" for what in ("a", "b", "my_own")])
+    self.sweep_file(axes={"what": {"one": {"attention.variant": "a", "x": 1}, "other": {"x": 2, "y": 1}, "z": {}}})
+    self.sweep("--axis", "what=+own", code=2)
+    self.assert_error("what=+own: its labels do not have one key in common")
+
+  def test_an_axis_wins_over_the_set_of_the_file(self):
+    self.sweep_file(axes={"attention.variant": ["a"]}, set={"x": 1, "attention.variant": "b"}, seeds=[1])
+    self.assertEqual([name[:7] for name, _ in self.plan("--axis", "x=2,3")], ["s_a_2_1", "s_a_3_1"])
+    self.sweep("--axis", "x=2,3", "--set", "x=4", code=2)
+    self.assert_error("--set x=4")
+
+  def test_the_seed_in_a_value(self):
+    self.sweep_file(axes={"init": ["base_{seed}"]}, set={"attention.variant": "a"})
+    names = [name for name, _ in self.plan()]
+    self.assertEqual([name for name, _ in self.plan("--seeds", "2")], names[1:])
+    self.sweep_file(axes={"init": ["base_2"]}, set={"attention.variant": "a"})
+    self.assertEqual(self.plan("--seeds", "2")[0][0].split("_")[-1], names[1].split("_")[-1])
+
   def test_refuses_equal_runs(self):
     self.sweep_file(axes={"x": {label: {"attention.variant": "a"} for label in ("one", "other")}})
     self.assertEqual(self.sweep(code=2), ("", []))
