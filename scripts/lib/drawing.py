@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import sys
 import textwrap
 
@@ -42,10 +43,15 @@ def picture_path(flag: str, path: str) -> str:
 TITLE = 36  # columns that a panel's title has room for
 
 
+class Wrapper(textwrap.TextWrapper):
+  """Also breaks lines after _ and /, before it breaks a word."""
+  wordsep_re = re.compile(r"(\s+|[^\s_/-]*[_/-]+)")
+
+
 def in_text(label: str, columns: int = 60) -> str:
   """A text that a user chose, as a picture may show it: matplotlib reads what is between two $ as a formula, and leaves
   labels that begin with _ out of its legends. Long lines are wrapped, and of many the middle is left out."""
-  lines = [part for line in label.split("\n") for part in textwrap.wrap(line, columns) or [""]]
+  lines = [part for line in label.split("\n") for part in Wrapper(columns).wrap(line) or [""]]
   if len(lines) > 6:
     lines[3:-2] = ["..."]
   text = "\n".join(lines).replace("$", r"\$")
@@ -81,12 +87,21 @@ def apart(lengths: list[int], number: int, count: int) -> list[float]:
   return [length * 1.02 ** (number - (count - 1) / 2) for length in lengths]
 
 
+def legible(places: list[float], width: float) -> list[float]:
+  """Those whose tick labels, of a width as a share of the axis, do not overlap; of lengths, powers of two first."""
+  kept, room = [], width * (max(places) - min(places))
+  for place in sorted(places, key=lambda place: place % 1 > 0):
+    kept += [place] * all(abs(place - other) >= room for other in kept)
+  return sorted(kept)
+
+
 def length_axis(axes, lengths=None):
   """The x axis as lengths: powers of two, or these."""
   from matplotlib import ticker
   axes.set_xscale("log", base=2)
   if lengths:
-    axes.xaxis.set_major_locator(ticker.FixedLocator(lengths))
+    shown = legible([math.log2(length) for length in lengths], 0.09)
+    axes.xaxis.set_major_locator(ticker.FixedLocator([round(2 ** place) for place in shown]))
   axes.xaxis.set_major_formatter(ticker.FuncFormatter(
       lambda x, _: "%d" % x if x < 4096 else "%gK" % round(x / 1024, 1)))
   axes.xaxis.set_minor_locator(ticker.NullLocator())
@@ -113,7 +128,9 @@ def legend_below(axes):
   if labels := axes.get_legend_handles_labels()[1]:
     longest = max(len(line) for label in labels for line in label.split("\n"))
     columns = min(3 if longest < 20 else 2 if longest < 45 else 1, len(labels))
-    legend(axes, loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=3.7, ncol=columns)
+    below = axes.bbox.y0 - axes.xaxis.get_tightbbox(axes.figure.canvas.get_renderer()).y0  # ticks and label, in pixels
+    legend(axes, loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=below * 7.2 / axes.figure.dpi + 0.7,
+           ncol=columns)
     lines = -(-len(labels) // columns) * max(label.count("\n") + 1 for label in labels)
     width, height = axes.figure.get_size_inches()
     axes.figure.set_size_inches(width, height + 0.2 * max(0, lines - 2))

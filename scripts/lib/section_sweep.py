@@ -180,8 +180,8 @@ def draw_row(kind, axes, number, rows, look, places, cells):
   if kind == "bars":
     width = 0.8 / rows
     axes.bar([place + (number - (rows - 1) / 2) * width for place in at], means, width, yerr=spread, capsize=2,
-             hatch=["", "//", "..", "xx"][number % 4], edgecolor="white", ecolor="black", color=look["color"],
-             label=look["label"])
+             hatch=["", "//", "..", "xx"][(number + number // 8) % 4], edgecolor="white", ecolor="black",
+             color=look["color"], label=look["label"])
   elif kind == "lengths":
     axes.errorbar(drawing.apart(at, number, rows), means, yerr=spread, capsize=3, markersize=4, linewidth=1.6, **look)
   else:
@@ -217,7 +217,7 @@ def draw(result, axes):
     draw_row(kind, axes, number, len(rows), look, places, row.values())
   x = of_key(next(iter(result["axes"])))
   if kind == "lengths":
-    x = "evaluated length (tokens); the dashed line is the trained one"
+    x = "evaluated length (tokens; dashed: the trained one)"
     drawing.length_axis(axes, places)
     for context in result.get("contexts", [result["context"]]):
       axes.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
@@ -233,7 +233,12 @@ def draw(result, axes):
     axes.set_ylim(min(means) - 0.5 * gap, max(means) + 0.3 * gap)
   if kind != "lengths":
     crowded = max(map(len, columns)) * len(columns) >= 70
-    axes.set_xticks(places, [*map(drawing.in_text, columns)], rotation=25 if crowded else 0)
+    at = axes.get_xaxis_transform().transform
+    along = [at((place, 0))[0] for place in places]
+    kept = drawing.legible([x / axes.bbox.width for x in along], 0 if crowded else 0.018 * max(map(len, columns)))
+    slant = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+    axes.set_xticks(places, [drawing.in_text(column, 24) * (x / axes.bbox.width in kept)
+                             for column, x in zip(columns, along)], **slant)
     axes.minorticks_off()
   spread = "95% interval" if kind in ("lengths", "bars") else "range"
   axes.set(xlabel=drawing.in_text(x), ylabel=what,

@@ -420,6 +420,26 @@ class Plot(ScriptTest):
       for text, label in zip(shown[-2:], ("_a", r"\$b\$")):
         self.assertEqual(text.replace("2, ", "").partition(" (")[0], label)
 
+  def test_texts_of_a_sweep_do_not_overlap(self):
+    for chart, rows, columns in (("lengths", 1, ()), ("lengths", 13, ()), ("lines", 4, ["1000", "1024", "4096"]),
+                                 ("lines", 1, ["a_name_that_is_rather_" + "long_" * 9 + str(n) for n in range(3)])):
+      kinds = [f"a kind of attention whose name is number {number}" for number in range(rows)]
+      runs = [{"labels": {"x": x, "kind": kind}, "seed": 1, "state": "complete", "initial": 5.0, "loss": 1.0,
+               "losses": {"1000": 1.0, "1024": 2.0, "4096": 3.0}} for x in columns or ["x"] for kind in kinds]
+      result = {"chart": chart, "axes": {"x": columns or ["x"], "kind": kinds}, "seeds": [1],
+                "lengths": [1000, 1024, 4096], "context": 1024, "runs": runs}
+      panel = functools.partial(section_sweep.draw, result)
+      figure = drawing.picture([panel], panel) if self.axes_of(panel) else None
+      figure.canvas.draw()
+      axes, renderer = figure.axes[0], figure.canvas.get_renderer()
+      self.assertLess(axes.get_legend().get_window_extent().y1, axes.xaxis.get_tightbbox(renderer).y0 + 2)
+      boxes = [text.get_window_extent() for text in axes.get_xticklabels()
+               if text.get_text() and not text.get_rotation()]
+      for left, right in zip(boxes, boxes[1:]):
+        self.assertLess(left.x1, right.x0)
+    self.assertEqual(drawing.in_text("Difference to a_long_name_of_a_kind", 30),
+                     "Difference to a_long_name_of_\na_kind")
+
   def test_the_rate_0_stands_apart(self):
     runs = [{"labels": {"x": x}, "seed": 1, "state": "complete", "initial": 5.0, "loss": 1.0, "losses": {"16": 1.0}}
             for x in ("0", "0.001", "0.01")]
