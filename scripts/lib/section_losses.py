@@ -47,7 +47,8 @@ def curve(view: View, evaluations: dict[int, metrics.Evaluation]) -> list[tuple[
 
 def loss_table(view, runs, at, row_of):
   """row_of(run): {length: evaluation}."""
-  columns = [Column(str(length), lambda run, length=length: dict(curve(view, row_of(run))).get(length))
+  columns = [Column(str(length), lambda run, length=length: dict(curve(view, row_of(run))).get(length),
+                    share=view.unit in ("accuracy", "exact"))
              for length in sorted({length for run in runs for length in row_of(run)})]
   return table(view.rows(runs.__contains__), columns, [f"{UNITS[view.unit].name} {at}"])
 

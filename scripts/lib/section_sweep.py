@@ -5,7 +5,7 @@ import functools
 import itertools
 import statistics
 
-from lib import drawing, metrics, tables, variants
+from lib import drawing, metrics, results, tables, variants
 from lib.sections import Section, Text
 
 # losses: by seed, of runs that did not diverge; capped: of all, at most that of step 0; diverged: how many
@@ -42,10 +42,10 @@ def grid(result: dict) -> dict[str, dict[str, Cell]]:
   return rows
 
 
-def cell_text(cell: Cell, seeds: int) -> str:
+def cell_text(cell: Cell, seeds: int, share: bool = False) -> str:
   if not cell.losses:
     return "diverged" if cell.diverged else "-"
-  return (variants.mean_text([*cell.losses.values()], seeds=seeds - cell.diverged)
+  return (variants.mean_text([*cell.losses.values()], seeds=seeds - cell.diverged, share=share)
           + (f" ({cell.diverged} diverged)" if cell.diverged else ""))
 
 
@@ -104,7 +104,8 @@ def table(result: dict, name: str | None = None) -> tables.Table:
   lines = []
   for label, row in rows.items():
     top, even = best(row), sensitivity(row)
-    lines.append([label, *(cell_text(cell, seeds) for cell in row.values())] + lr * [
+    share = name in map(MEASURES.get, results.SHARES)
+    lines.append([label, *(cell_text(cell, seeds, share) for cell in row.values())] + lr * [
         f"{cell_text(top[1], seeds)} at {top[0]}" if top else "-", "-" if even is None else "%.3f" % even])
   return tables.markdown([what, *next(iter(rows.values()))] + lr * ["best", "sensitivity"], lines)
 

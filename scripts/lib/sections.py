@@ -34,6 +34,7 @@ class Column(NamedTuple):
   value: Callable  # (item): a number, a text or None
   digits: str = "{:.3f}"
   better: Callable = None  # min or max, of a number whose best is in bold
+  share: bool = False  # between 0 and 1, as numbers in % always are
 
 
 def field(key: str) -> Callable[[dict], float | None]:
@@ -70,7 +71,8 @@ def cells(rows: list[tuple[list, list]], column: Column, bold: bool) -> list[str
     return None
   if isinstance(known[0][0], str):
     return [", ".join(dict.fromkeys(values)) or "-" for values in found]
-  texts = [variants.mean_text(values, column.digits, len(items), exact=True) for values, (_, items) in zip(found, rows)]
+  texts = [variants.mean_text(values, column.digits, len(items), exact=True, share=column.share or "%" in column.digits)
+           for values, (_, items) in zip(found, rows)]
   if column.better and bold and len(set(map(metrics.mean, known))) > 1:
     by_seed = [{item.seed(): value for item in items if (value := column.value(item)) is not None} for _, items in rows]
     best = column.better(filter(None, by_seed), key=lambda values: metrics.mean(values.values()))

@@ -110,15 +110,19 @@ def baseline(runs: list[metrics.Run], wanted: str | None) -> metrics.Run:
   raise UserError(f"--baseline {wanted}: must be one of {', '.join(run.folder for run in runs)}")
 
 
-def mean_text(values: list[float], digits: str = "{:.3f}", seeds: int = 0, exact: bool = False) -> str:
+def mean_text(values: list[float], digits: str = "{:.3f}", seeds: int = 0, exact: bool = False,
+              share: bool = False) -> str:
   """The mean over the seeds with its 95% interval; "-" without values. seeds: how many there should be. exact: equal
-  values are exact, and have no interval."""
+  values are exact, and have no interval. share: the values lie between 0 and 1, which an interval of two
+  seeds may not."""
   if not values:
     return "-"
   mean, found = metrics.mean(values), f" ({len(values)} of {seeds} seeds)" * (len(values) < seeds)
   text = (digits if abs(mean) < 1e15 else "{:.3g}").format(mean)
   if exact and len(set(values)) == 1:
     return text + found
+  if share and len(values) == 2 and metrics.half_width(values) > min(mean, 1 - mean):
+    return text + " (2 seeds are too few for an interval)" + found
   return text + metrics.plus_minus(values, re.sub(r"\.\dg", ".2g", digits.replace("+", ""))) + found
 
 

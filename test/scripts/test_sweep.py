@@ -522,6 +522,18 @@ class Tables(unittest.TestCase):
         ["| accuracy of the labels at lr | 1 | 2 |", "| a | 0.613 ± 0.159 | 0.738 ± 0.159 |"],
         ["| exact windows at lr | 1 | 2 |", "| a | 0.000 ± <0.001 | 0.000 ± <0.001 |"]])
 
+  def test_two_seeds_are_too_few_for_an_interval_of_shares(self):
+    for values, text in (([0.5, 0.9], "0.700 (2 seeds are too few for an interval)"), ([0.7, 0.71], "0.705 ± 0.064"),
+                         ([0.9] * 4 + [1.0] * 4 + [0.6], "0.911 ± 0.098"), ([0.5], "0.500"),
+                         ([1, 1], "1.000 ± <0.001")):
+      self.assertEqual(variants.mean_text(values, share=True), text)
+    self.assertRegex(variants.mean_text([0.5, 0.9]), "0.700 ± 2.5")
+    result = self.result({"a": {"1": [3.0, 1.0]}}, "lines")
+    for run in result["runs"]:
+      run["exact"] = {n: loss / 4 for n, loss in run["losses"].items()}
+    exact = section_sweep.table(section_sweep.measured_by("exact", result), "exact windows")
+    self.assertEqual(exact.rows, [["a", "0.500 (2 seeds are too few for an interval)"]])
+
   def test_rows_at_their_best_rate(self):
     """By the losses of the first column, though accuracies and another column would choose otherwise."""
     losses = {("a", "1"): [2.0, 2.2, 1.0], ("a", "2"): [2.5, 2.5, 0.5], ("b", "1"): [3.0, None, 3.0],
