@@ -1,6 +1,7 @@
 """./train --diagnostics, diagnostics.every, log.groups_every."""
 import math
 import os
+import struct
 
 from support.scripts import SCRIPTS  # noqa: F401: on the path
 from support.workspace import Workspace, floats, read_safetensors, shard, write_safetensors
@@ -80,6 +81,48 @@ class Diagnostics(Workspace):
           self.assertEqual(len(head["reach"]), (T - 1).bit_length() + 1)
           self.assertAlmostEqual(head["distance"], T / 4, delta=0.02 * T)
           self.assertLess(head["d50"], head["d90"])
+
+  def test_numbers_of_models_whose_weights_are_known(self):
+    """Scores of random weights are almost 0; row i of T = 16 sees i keys. Layer 0, head 0."""
+    self.ok(train__steps=1, optimizer__lr=0)
+    tensors = read_safetensors(self.model(step=1))
+
+    def changed(name, value, every=1):
+      kind, shape, data = tensors[name]
+      values = [value if at % every == 0 else x for at, x in enumerate(floats(data))]
+      return {name: (kind, shape, struct.pack(f"<{len(values)}f", *values))}
+    huge = changed("wte.weight", 1e4, 16)  # a channel of 16
+    none = {**changed("h.0.attn.c_attn.weight", 0.0), **changed("h.0.attn.c_attn.bias", 0.0)}
+    for name, change in (("huge", huge), ("none", none)):
+      write_safetensors(self.path(f"{name}/model.safetensors"), {**tensors, **change})
+    mean = lambda of: sum(map(of, range(2, 17))) / 15
+    tenth = {"activation": "sigmoid", "weight_init": "zero", "bias_init": -math.log(9)}
+    found = {}
+    for name, changes, expected in (
+        ("softmax", {}, {"first_raw": mean(lambda i: 1 / i), "sink_mass": 0, "entropy": mean(math.log), "max": 1,
+                         "degenerate": 0, "massive": 0}),
+        ("sink", {"attention__variant": "softmax_sink"},
+         {"first_raw": mean(lambda i: 1 / (i + 1)), "sink_mass": mean(lambda i: 1 / (i + 1)), "max": 1 / 2}),
+        ("sigmoid", {"attention__variant": "sigmoid"}, {"first_raw": 1 / 17, "sink_mass": 1 - 9 / 17, "max": 1 / 17}),
+        ("gate", {"attention__gate": tenth}, {"gate": 0.1, "massive": 0}),
+        ("few", {"attention__gate": {**tenth, "bias_init": -5}}, {"gate_below": [1, 1]}),
+        ("some", {"attention__gate": {**tenth, "bias_init": -3}}, {"gate_below": [0, 1]}),
+        ("huge", {"init": "huge"}, {"massive": 1 / 16}),
+        ("none", {"init": "none", "attention__variant": "relu"}, {"degenerate": 1, "sink_mass": 1, "max": 0})):
+      self.ok("--diagnostics", name=name, **changes)
+      layer = self.metrics(name, "diagnostics")[0]["layers"][0]
+      found[name] = {**layer, **layer["heads"][0]}
+      for key, value in expected.items():
+        for one, other in zip(*([x] if not isinstance(x, list) else x for x in (found[name][key], value))):
+          self.assertAlmostEqual(one, other, delta=3e-3, msg=f"{name} {key}")
+    # A gate of 0.1 makes 0.01 of 0.1, and 0.001 of 0.01.
+    self.assertAlmostEqual(found["gate"]["out_below"][1], found["softmax"]["out_below"][0], delta=3e-3)
+    self.assertGreater(found["gate"]["out_below"][0], found["gate"]["out_below"][1])
+    for key, share in ("d50", 0.5), ("d90", 0.9):  # bins of 0, 1, 2 to 3, 4 to 7, 8 to 15
+      reach, edges = found["softmax"]["reach"], [0, 1, 2, 4, 8, 16]
+      bin = next(bin for bin in range(5) if sum(reach[:bin + 1]) >= share)
+      inside = (share - sum(reach[:bin])) / reach[bin]
+      self.assertAlmostEqual(found["softmax"][key], edges[bin] + inside * (edges[bin + 1] - edges[bin]), delta=1e-3)
 
   def test_gates_and_lssar(self):
     self.ok("--diagnostics", attention__variant="lssar_softplus_gated")
