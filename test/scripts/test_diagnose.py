@@ -3,10 +3,12 @@ import math
 import os
 import random
 import statistics
+import sys
 
-from support.scripts import ScriptTest
+from support.scripts import ScriptTest, drawing_python
 
-from lib import metrics, section_answers  # from SCRIPTS
+from lib import drawing, metrics, section_answers, section_training  # from SCRIPTS
+from lib.sections import View
 
 CONFIG = {"model": {"context": 16}}
 
@@ -42,6 +44,50 @@ class Diagnose(ScriptTest):
     self.assertIn("at length 64.", self.diagnose(a, "--length", 64))
     self.assertTrue(os.path.exists(os.path.join(a, "diagnostics.png")))
     self.assertIn("at length 8.", self.diagnose(a, "--length", 8))  # of nulls
+
+  def test_panels(self):
+    """Title, axes, and the points of the first lines or the cells of each."""
+    if drawing_python() != sys.executable:
+      self.skipTest("no matplotlib")
+    passkey = {"type": "passkey", "step": 4, "form": "compact", "length": 48, "depths": [0, 1], "exact": [0.25, 1.0],
+               "distance": [9, 3]}
+    task = {"type": "task", "step": 4, "task": "piqa", "n": 4, "max_length": 16, "acc": 0.5, "acc_norm": 0.25}
+    asked = line(4, 16, 0.25, gate=0.5)
+    asked["layers"][0]["gate_shares"] = [0.25, 0.5, *[0.0] * 19, 0.25]
+    start = {"type": "start", "config": CONFIG}
+    train = [{"type": "train", "step": step, "loss": 3.0 - step, "grad_norm": 0.5 * step, "lr": 0.1, "ms": 6e4,
+              "tokens": 64 * step, "tokens_per_s": 9.0} for step in (1, 2)]
+    view = View([metrics.Run(self.make_run("a", [start, *train, asked, passkey, task]))])
+    losses, by_layer = [2.0, 1.0], lambda value: [[0, value], [1, value]]
+    expected = [
+        ("First token, length 16", "layer", "share of attention", by_layer(0.1875)),
+        ("Largest activation", "layer", "max |x| of the residual stream", by_layer(8.0)),
+        ("Entropy (solid) and zeros (dashed)", "layer", "relative to uniform; share of pairs", by_layer(0.5)),
+        ("Reach (dotted: uniform)", "distance (tokens)", "attention within it",
+         [[1, 0.2], [2, 0.4], [4, 0.6], [8, 0.8], [16, 1.0]]),
+        ("Gate scores", "score (at the ends: below 0, above 1)", "share",
+         [[bin / 20 - 0.025, {0: 0.25, 1: 0.5, 21: 0.25}.get(bin, 0)] for bin in range(22)]),
+        ("First token: a", "head", "layer", [[0.25, 0.125]] * 2),
+        ("By distance", "tokens from the key to the answer", "share of exact answers", [[3, 1.0], [9, 0.25]]),
+        ("a, compact", "length (tokens); cells: exact answers in %", "depth of the key (0: the beginning)",
+         [[0.25], [1.0]]),
+        ("Tasks: piqa", "step", "mean of correct answers (%)", [[4, 25.0]]),
+        ("Gradient norm", "step", "before clipping", [[1, 0.5], [2, 1.0]]),
+        ("Learning rate", "step", "", [[1, 0.1], [2, 0.1]]), ("Speed", "step", "tokens per second", [[1, 9], [2, 9]]),
+        ("Training", "tokens", "loss (nats per token)", [*zip((64, 128), losses)]),
+        ("Training", "minutes", "loss (nats per token)", [*zip((1, 2), losses)])]
+    sections = (section_answers.DIAGNOSTICS, section_answers.PASSKEY, section_answers.TASKS, section_training.STABILITY,
+                section_training.SPEED, section_training.CURVES)
+    panels = [panel for section in sections for panel in section.panels(view)]
+    self.assertEqual(len(panels), len(expected))
+    for panel, (*texts, numbers) in zip(panels, expected):
+      axes = drawing.picture([panel], None).axes[0]
+      self.assertEqual([axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()], texts)
+      shown = axes.images[0].get_array() if axes.images else axes.lines[0].get_xydata()
+      self.assertEqual(len(shown), len(numbers), texts)
+      for row, wanted in zip(shown.tolist(), numbers):
+        for one, other in zip(row, wanted):
+          self.assertAlmostEqual(one, other, msg=texts)
 
   def test_what_the_heads_learned(self):
     learned = {"attn.sink": [[1.5, -0.25], None], "attn.score.slope": [[0.125, 2.0], [3.0, None]],
