@@ -275,7 +275,14 @@ MetricsLog Program::begun_metrics(const RunDir* run) {
 
 void Program::ask() {
   std::unique_ptr<RunDir> run_dir;
-  if (comm().first()) run_dir = std::make_unique<RunDir>(config_.name);
+  std::string folder = "runs/" + config_.name, file = folder + "/metrics.jsonl";
+  auto closed = [](const std::string& path) {  // there, but not to be written
+    return ::faccessat(AT_FDCWD, path.c_str(), F_OK, AT_EACCESS) == 0 &&
+           ::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0;
+  };
+  if (comm().first() && (closed(folder) || closed(file)))
+    warn("%s may not be written: results are printed, but not added to it", file.c_str());
+  else if (comm().first()) run_dir = std::make_unique<RunDir>(config_.name);
   MetricsLog metrics = begun_metrics(run_dir.get());
   WeightsOrigin origin{"random", step_};
   if (resume_point_.from)

@@ -395,6 +395,18 @@ class Damage(Runs):
       os.chmod(self.path("runs/tiny/step_00000040", name), 0o644)
       self.assertEqual(before, self.run_digests())
 
+  def test_a_run_that_may_not_be_written_is_evaluated(self):
+    self.run_ok()
+    before = self.run_digests()
+    for name, mode in (("metrics.jsonl", 0o444), ("", 0o555)):
+      self.addCleanup(os.chmod, self.path("runs/tiny", name), 0o755)
+      os.chmod(self.path("runs/tiny", name), mode)
+      code, said, errors = self.ended(self.as_a_user("--eval", "--resume"))
+      self.assertEqual(code, 0, errors)
+      self.assertRegex(said, "eval  step 40 ")
+      self.assertIn("runs/tiny/metrics.jsonl may not be written: results are printed, but not added", errors)
+      self.assertEqual(before, self.run_digests())
+
   def test_a_folder_that_may_be_entered_but_not_listed(self):
     if os.geteuid() != 0:
       self.skipTest("needs root, to run as another user")
