@@ -378,7 +378,7 @@ def check_contents(program, sweep, members):
       told = True
       continue
     identity, config = json.loads(done.stdout), nested(rows(program, *command_of(sweep, member)))
-    was, now = run.config["content"], metrics.contents(identity)
+    was, now = run.contents, metrics.contents(identity)
     changed = [key for key in was if metrics.UNKNOWN not in (was[key], now[key]) and was[key] != now[key]]
     val = {(file["tokens"], file["xxh64"]) for key in ("data.val", "data.val_labels") for file in identity.get(key, [])}
     if any(set(e.shards) - val for e in metrics.evaluated(run).values()):
@@ -389,7 +389,7 @@ def check_contents(program, sweep, members):
       raise UserError(f"runs/{member.name} was made with another content of {key} = {json.dumps(named)}: the file was "
                       "made again since. Train all runs again (--overwrite), restore the file, or give the new one, or "
                       "the sweep, another name")
-    if not member.trained and was["data.train"] == metrics.UNKNOWN:
+    if was["data.train"] == metrics.UNKNOWN != now["data.train"] and not member.trained:
       unknown.append(member.name)
   if unknown:
     print(f"sweep.py: {len(unknown)} runs are of an older program, which recorded no checksums of data.train (runs/"

@@ -6,10 +6,11 @@
 # Builds for the CPU and runs every GoogleTest program and the Python tests. Then it compiles again what a pass has
 # found faults in: kernels, the CPU layer and readers under AddressSanitizer, with the bad inputs of test/fuzz/corpus;
 # what has threads under ThreadSanitizer; two kinds that are files; and, if nvcc exists, the kernels of one kind, which
-# may not spill registers. If a GPU exists, the tests run there as well. What needs PyTorch, transformers, accelerate and
-# tokenizers runs with the Python that PYTHON_TORCH names, or with the usual one if it has them; the end names what was
-# left out. The last line is "N passed, M failed"; exit 1 on any failure. make check-full adds the rest: every kind under the sanitizers and in the kernels for tensor cores,
-# the rooms that call kernels and readers, the long tests, fuzzing, and all of the CUDA build.
+# may not spill registers. If a GPU exists, the tests run there as well. What compares with PyTorch runs if PYTHON_TORCH
+# names a Python with torch, transformers, accelerate and tokenizers, or the usual one has them; else it is named at the
+# end. The last line is "N passed, M failed"; exit 1 on any failure. make check-full adds the rest: every kind under the
+# sanitizers and in the kernels for tensor cores, the rooms that call kernels and readers, the long tests, fuzzing, and
+# all of the CUDA build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib/common.sh
@@ -25,8 +26,9 @@ failed=0
 logs=build/test_logs
 mkdir -p "$logs"
 
-# Adds up what GoogleTest, test/emulation/planted_bugs.sh, unittest and scripts/compare.py print: "passed failed". Many programs may have
-# written into one log. GoogleTest's brief form says how many tests ran, passed and were skipped: the others failed.
+# Adds up what GoogleTest, planted_bugs.sh, unittest and scripts/compare.py print: "passed failed". Many programs may
+# have written into one log. GoogleTest's brief form says how many tests ran, passed and were skipped: the others
+# failed.
 count() {
   awk '
     /^\[==========\] [0-9]+ tests? from .* ran/ { failed += $2 }

@@ -240,7 +240,7 @@ class Rules(unittest.TestCase):
 
   def test_lines_of_metrics_are_documented_and_rewound(self):
     texts = {path: text for path, text in sources(".cpp") if not path.startswith("test/")}
-    written = {name for text in texts.values() for name in re.findall(r'\bwrite\("(\w+)", ', text)}
+    written = {name for text in texts.values() for name in re.findall(r'\bwrite\("(\w+)",\s', text)}
     written |= {"val", "eval"}  # evaluate_lengths() has the type as an argument
     with open(os.path.join(ROOT, "docs/metrics.md"), encoding="utf-8") as file:
       table = file.read().split("\n| field")[0]

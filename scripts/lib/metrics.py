@@ -86,7 +86,8 @@ def contents(identity: dict, folder: str = "") -> dict[str, str]:
   """What a run began from, {"data.train": with its labels, "init"}: by the "identity" of its start line, which ./train
   --print-identity prints too; of a run by an older program, by a checkpoint in its folder."""
   train = content(identity.get("data.train"), identity.get("data.labels"))
-  for path in [] if identity else sorted(glob.glob(os.path.join(glob.escape(folder), "step_*", "state.json"))):
+  states = os.path.join(glob.escape(folder), "step_*", "state.json") if folder and not identity else ""
+  for path in sorted(glob.glob(states)):
     with contextlib.suppress(UserError, AttributeError):  # damaged: another may do
       train = content(section(read_json(path), "data").get("train"))
   return {"data.train": train, "init": content(identity.get("init"))}
@@ -376,8 +377,7 @@ class Run:
       self.warned.add(self.path)
       more = f", and {len(damaged) - 1} more" if damaged[1:] else ""
       print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
-    if self.start:
-      self.config["content"] = contents(section(self.start, "identity"), self.folder)
+    self.contents = contents(section(self.start, "identity"), self.folder)
     settings = model_settings(self.config)
     # A run that only evaluates, under its own name: the weights that it evaluated first are its own.
     first = "" if self.lines else found[0].elsewhere if found else asked[0][2] if asked else ""
@@ -422,6 +422,10 @@ class Run:
                          for e in mine if e.targets and e.same_targets() != targets)
     self.left_out.update(f"of step {e.step}" for e in self.suffixes if e.length not in self.contexts or e.step > step)
     del self.left_out[""]
+
+  def settings(self):
+    """{key: value}, with those of the configuration "content.data.train" and "content.init": contents()."""
+    return {**flat(self.config), **{f"content.{key}": value for key, value in self.contents.items()}}
 
   def window_at(self, length):
     """window_of the run's own answers at a length: eval.window counts beyond the trained one."""
@@ -595,7 +599,7 @@ def judged(run: Run) -> str:
 
 def differing(runs: list[Run]) -> list[str]:
   """The keys of configurations in which runs differ, except their names and those that attention.variant decides."""
-  configs = [flat(run.config) for run in runs]
+  configs = [run.settings() for run in runs]
   keys = [key for key in dict.fromkeys(key for config in configs for key in config)
           if key != "name" and len({config.get(key) for config in configs}) > 1]
   variants = {config.get("attention.variant") for config in configs}

@@ -241,7 +241,7 @@ CONTEXTS = Section("contexts", "The same targets with growing context", lambda r
 def settings_tables(view):
   """The keys in which the runs differ, the step and the loss at the trained length; among comparable variants the
   lowest loss first. Then what is left out."""
-  keys, configs = metrics.differing(view.runs), {run: metrics.flat(run.config) for run in view.runs}
+  keys, configs = metrics.differing(view.runs), {run: run.settings() for run in view.runs}
   at_trained = lambda run: (run.row or run.contexts).get(run.context())
   loss = lambda run: e.loss if (e := at_trained(run)) else None
   targets_of = lambda run: (e := at_trained(run)) and e.targets

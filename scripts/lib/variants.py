@@ -26,7 +26,7 @@ def without_seed(run: metrics.Run, text: str) -> str:
 
 def settings(run: metrics.Run) -> dict[str, object]:
   """{key: value}, with the run's seed taken out of init."""
-  config = metrics.flat(run.config)
+  config = run.settings()
   init = str(config.get("init", ""))
   if (common := without_seed(run, init)) != init:
     config.pop("content.init", None)  # another one for each seed

@@ -12,7 +12,7 @@ bash test/support/run.sh build/cpu "$@"
 python=${PYTHON:-$(find_python)}
 names=$(for file in $kinds; do basename "$file" .cuh; done)
 echo "=== finite differences, threads, ranks, streams, interruptions"
-(cd test && KIND_NAMES=$names TRAIN=$train "$python" -m unittest -k test_kind program.test_runs \
+(cd test && KIND_NAMES=$names TRAIN=$train "$python" -m unittest -k test_kind program.test_writes_nothing \
   program.test_invariance eval.test_diagnostics)
 echo "=== PyTorch"
 with_formula=$(grep -l 'pytorch =' $kinds || true)

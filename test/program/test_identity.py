@@ -85,9 +85,9 @@ class Identity(Workspace, ScriptTest):
       del lines[0]["identity"]
       self.write(f"runs/{name}/metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     older = [metrics.Run(run.folder) for run in runs]  # their checkpoints say it
-    self.assertEqual([run.config["content"] for run in older], [run.config["content"] for run in runs])
+    self.assertEqual([run.contents for run in older], [run.contents for run in runs])
     shutil.rmtree(self.checkpoint(1, run="s2"))
-    self.assertEqual(metrics.Run(runs[1].folder).config["content"]["data.train"], metrics.UNKNOWN)
+    self.assertEqual(metrics.Run(runs[1].folder).contents["data.train"], metrics.UNKNOWN)
 
   def test_a_sweep_does_not_mix_them(self):
     self.write("sweep.json", json.dumps({"config": "config.json", "axes": {"optimizer.lr": [0.01]}, "seeds": [1]}))

@@ -282,8 +282,8 @@ class PrepareTasks(ScriptTest):
     self.write("pyarrow.py", PYARROW)  # in place of the package, which tests must not need
     options = {"env": {**os.environ, "PYTHONPATH": self.folder}}
     self.prepare("hellaswag arc_easy arc_challenge piqa sciq mmlu", "--download", "--base-url", url, **options)
-    self.assertEqual(self.files(), sorted(task + ".bin" for task in ("hellaswag", "arc_easy", "arc_challenge", "piqa",
-                                                                     "sciq", "mmlu")))
+    self.assertEqual(self.files(), sorted(task + end for end in (".bin", ".json") for task in (
+        "hellaswag", "arc_easy", "arc_challenge", "piqa", "sciq", "mmlu")))
     self.assertEqual(len(self.texts("arc_challenge")[1]), 2)
     self.assertIn("refs%2Fconvert%2Fparquet", asked[0])
     self.prepare("mmlu", "--shots", "1", "--download", "--base-url", url, **options)

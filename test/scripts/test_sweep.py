@@ -30,6 +30,9 @@ if sys.argv[-1] == "--print-config":
     may_change = "; may change" * (key == "name" or key.startswith(("data.val", "eval.", "log.")))
     print(key, value, " ", ("--set" if key in given else "default") + may_change)
   sys.exit(0)
+if sys.argv[-1] == "--print-identity":
+  print("{}")
+  sys.exit(0)
 print(member, sys.argv[-1], file=open("calls", "a"))
 what = os.environ.get(member, "")
 what = "" if what == "locked" and os.path.exists("tried") else what
