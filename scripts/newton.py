@@ -149,7 +149,7 @@ def write_shards(folder, stem, systems, kind, rows, progress, columns=1):
 
 
 def of_name(args):
-  return re.compile(rf"{re.escape(args.name)}_((labels_)?(train|val)_\d{{6}}\.bin|truth\.json)")
+  return re.compile(rf"{re.escape(args.name)}_((labels_)?(train|val)_\d{{6}}\.(bin|json)|truth\.json)")
 
 
 def report(args, stems, **model):
@@ -178,6 +178,7 @@ def make(args):
       write_shards(folder, f"{args.name}_{split}", systems, "tokens", windows(stream, systems), progress)
     progress.end()
     shards.warn_of_repeats(folder, args.name, size.context)
+    shards.describe(folder, args.name, {"tokenizer": f"newton {args.size}"})
   print(f"{100 * np.mean(outside):.2g} % of the positions are outside the box and were moved to its edge")
   report(args, {"train": "train", "val": "val"})
 
@@ -220,6 +221,7 @@ def probe_data(args):
       json.dump(truth, file)
     progress.end()
     shards.warn_of_repeats(folder, args.name, size.context)
+    shards.describe(folder, args.name, {"tokenizer": f"newton {args.size}"})
   report(args, {"train": "train", "val": "val", "labels": "labels_train", "val_labels": "labels_val"},
          head={"outputs": values.shape[2]})
 

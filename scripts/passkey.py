@@ -17,7 +17,8 @@ import string
 
 from lib import sections, shards
 from lib.section_answers import PASSKEY
-from lib.common import ArgumentParser, Failure, UserError, encode, gpt2_vocabulary, plain_name, run, whole_files
+from lib.common import (ArgumentParser, Failure, UserError, description, encode, gpt2_vocabulary, plain_name, run,
+                        whole_files)
 from lib.shards import NO_LABEL
 
 SENTENCES = ("The grass is green. ", "The sky is blue. ", "The sun is yellow. ", "Here we go. ",
@@ -95,11 +96,12 @@ def make(args):
   rng = random.Random(args.seed)
   splits = {split: samples(args, rng, count, repeats) for split, count, repeats in (
       ("train", args.samples, args.repeats), ("val", -(-args.samples // 20), 0))}
-  with whole_files(args.out, re.compile(re.escape(args.name) + r"_(labels_)?(train|val)_\d{6}\.bin"),
+  with whole_files(args.out, re.compile(re.escape(args.name) + r"_(labels_)?(train|val)_\d{6}\.(bin|json)"),
                    args.overwrite) as folder:
     for split, made in splits.items():
       write_shards(folder, args.name, split, made, args)
     shards.warn_of_repeats(folder, args.name, args.length)
+    shards.describe(folder, args.name, description(args))
   stems = {"train": "train", "val": "val",
            **({"labels": "labels_train", "val_labels": "labels_val"} if args.labels else {})}
   data = {key: os.path.join(args.out, "%s_%s_000000.bin" % (args.name, stem)) for key, stem in stems.items()}

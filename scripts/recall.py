@@ -182,13 +182,14 @@ def main():
   check(args)
   vocab = TASKS[args.task][2] or args.vocab
   splits = {split: count for split, count in (("train", args.samples), ("val", args.val_samples)) if count}
-  with whole_files(args.out, re.compile(re.escape(args.name) + r"(_(labels_)?(train|val)_\d{6}\.bin|\.json)"),
+  with whole_files(args.out, re.compile(re.escape(args.name) + r"(_(labels_)?(train|val)_\d{6}\.(bin|json)|\.json)"),
                    args.overwrite, "shards of this name, or another --name") as folder:
     progress = Progress(sum(splits.values()), args.task, "samples/s", 1)
     for split, count in splits.items():
       write_split(folder, args, split, count, progress)
     progress.end()
     shards.warn_of_repeats(folder, args.name, args.length)
+    shards.describe(folder, args.name, {"tokenizer": f"recall {args.task} {vocab}"})
     sizes = {key: getattr(args, key) for key in TASKS[args.task][1]}
     with open(os.path.join(folder, args.name + ".json"), "w", encoding="utf-8") as file:
       json.dump({"task": args.task, **sizes, "seed": args.seed, "samples": splits, "vocab": vocab}, file, indent=1)

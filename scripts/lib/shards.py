@@ -4,6 +4,7 @@ import array
 import collections
 import json
 import os
+import re
 import struct
 import sys
 
@@ -47,6 +48,15 @@ def write(path: str, kind: str, values: list[float], columns: int = 1) -> None:
   writer = Writer(path, kind, columns)
   writer.write(array.array(TYPES[kind], values))
   writer.close()
+
+
+def describe(folder: str, name: str, about: dict) -> None:
+  """Writes the X.json of the shards NAME_train_*.bin and NAME_val_*.bin, whose tokens are of no text: which tokenizer,
+  or what else, made them."""
+  for file in filter(re.compile(re.escape(name) + r"_(train|val)_\d{6}\.bin").fullmatch, os.listdir(folder)):
+    count = (os.path.getsize(os.path.join(folder, file)) - HEADER_BYTES) // 2
+    with open(os.path.join(folder, file[:-4] + ".json"), "w", encoding="utf-8") as out:
+      json.dump({"tokens": count, "bytes": None, **about}, out)
 
 
 def size_by_header(start: bytes) -> int:

@@ -2,6 +2,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import time
 import unittest
@@ -214,10 +215,10 @@ class Files(ScriptTest):
   def test_equal_seeds_give_equal_files_and_shards_hold_whole_windows(self):
     contents = {}
     with mock.patch.object(newton, "CHUNK", 4):
-      for name, seed, shard in (("a", 1, 100), ("b", 1, 100), ("c", 2, 100), ("d", 1, 8)):
+      for name, seed, shard in (("a", 1, 100), ("b", 1, 100), ("c", 0, 100), ("d", 1, 8)):
         with mock.patch.object(newton, "SHARD", shard):
-          self.make("make", "--systems", 19, "--val-systems", 2, "--seed", seed, name=name)
-        names = [file for file in self.files() if file.startswith(name + "_train")]
+          self.make("make", "--systems", 19, "--val-systems", 1, "--seed", seed, name=name)
+        names = [file for file in self.files() if re.fullmatch(name + r"_train_\d+\.bin", file)]
         contents[name] = [self.windows(file, 128).tolist() for file in names]
       self.make("probe-data", "--systems", 19, "--val-systems", 19, name="p")
     self.assertEqual(contents["a"], contents["b"])
@@ -310,7 +311,8 @@ class Files(ScriptTest):
       self.make("make", "--overwrite", code=1)
     self.assertEqual(self.files(), before)
     self.make("make", "--overwrite", "--systems", 3, "--val-systems", 1)
-    self.assertEqual(self.files(), ["x_train_000000.bin", "x_val_000000.bin"])  # labels of other systems are gone
+    self.assertEqual(self.files(), ["x_train_000000.bin", "x_train_000000.json", "x_val_000000.bin",
+                                    "x_val_000000.json"])  # labels of other systems are gone
 
   def test_nothing_is_left_when_it_is_stopped(self):
     process = start("newton.py", "make", "--size", "full", "--out", self.out, "--name", "x", stderr=subprocess.DEVNULL)

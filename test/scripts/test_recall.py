@@ -125,7 +125,7 @@ class Recall(ScriptTest):
     self.assertFalse(texts(one) & texts(self.windows("stack", "--seed", "2")))
     self.make("stack", "--samples", "0")
     self.assertEqual(sorted(os.listdir(self.path("out"))),
-                     ["x.json", "x_labels_val_000000.bin", "x_val_000000.bin"])
+                     ["x.json", "x_labels_val_000000.bin", "x_val_000000.bin", "x_val_000000.json"])
     self.assertIn('"data": {"val": ', self.output)
     self.assertEqual(json.loads(self.text_of("out", "x.json")), {
         "task": "stack", "length": 128, "seed": 1, "samples": {"val": 100}, "vocab": 9})
@@ -141,6 +141,11 @@ class Recall(ScriptTest):
         self.assertEqual(self.bytes_of("out", f"x_{stem}train_000000.bin")[:shards.HEADER_BYTES],
                          shards.header(kind, 4500 * length + 1))
       self.assertEqual(self.errors, "")
+
+  def test_shards_say_what_made_them(self):
+    self.make("stack", "--samples", "30", "--length", "16")
+    self.assertEqual(json.loads(self.text_of("out", "x_train_000000.json")),
+                     {"tokens": 30 * 16 + 1, "bytes": None, "tokenizer": "recall stack 9"})
 
   def test_validation_samples_that_training_has(self):
     self.make("copy", "--length", "16", "--least", "1", "--most", "1")
