@@ -48,7 +48,7 @@ static size_t piece_cut(std::string_view text) {
   return cut;
 }
 
-void encode_documents(const Tokenizer& tokenizer, std::FILE* in, std::FILE* out, size_t block) {
+void encode_documents(const Tokenizer& tokenizer, std::FILE* in, std::FILE* out, size_t block, size_t most) {
   if (tokenizer.end_of_text() < 0 || tokenizer.vocab() > 1 << 16)
     user_error(
         "--encode: the vocabulary must have <|endoftext|>, the token before each document, and at most 65536 tokens; "
@@ -68,11 +68,11 @@ void encode_documents(const Tokenizer& tokenizer, std::FILE* in, std::FILE* out,
     last = text.size() < have + more;
     cut = last ? text.size() : safe_cut(text);
     if (cut == 0 && !last) cut = piece_cut(text);
-    if (cut == 0 && text.size() > INT_MAX)
+    if (cut == 0 && text.size() > most)
       user_error(
           "--encode: %zu bytes of text have no place where GPT-2's pattern splits them, such as a space or a digit "
-          "behind a letter; at most %d are possible: divide the text into lines",
-          text.size(), INT_MAX);
+          "behind a letter; at most %zu are possible: divide the text into lines",
+          text.size(), most);
     tokens.clear();
     for (int token : tokenizer.encode(text.substr(0, cut))) {
       bool ends = token == tokenizer.end_of_text();

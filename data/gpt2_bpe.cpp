@@ -118,7 +118,7 @@ Gpt2Files gpt2_files(const std::string& dir) {
   return {vocabulary, merges};
 }
 
-Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir) {
+Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir, size_t most) : most_(most) {
   if (dir.empty())
     user_error(
         "generate.tokenizer_dir is empty; with generate.tokenizer = \"gpt2\" it names the folder with the files of the "
@@ -290,8 +290,8 @@ void Gpt2Tokenizer::merge_piece(std::string_view piece, std::vector<int>& out) c
 }
 
 std::vector<int> Gpt2Tokenizer::encode(const std::string& text) const {
-  if (text.size() > INT_MAX)
-    user_error("a text of %zu bytes is too long to encode at once (at most %d)", text.size(), INT_MAX);
+  if (text.size() > most_)
+    user_error("a text of %zu bytes is too long to encode at once (at most %zu)", text.size(), most_);
   std::vector<int> tokens;
   std::unordered_map<std::string_view, std::pair<size_t, size_t>>
       known;  // piece -> where its tokens are: text repeats itself

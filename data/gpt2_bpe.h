@@ -4,6 +4,7 @@
 // right.
 #pragma once
 #include <cstdint>
+#include <climits>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,7 +16,8 @@ inline constexpr std::string_view END_OF_TEXT = "<|endoftext|>";  // a token of 
 
 class Gpt2Tokenizer : public Tokenizer {
  public:
-  explicit Gpt2Tokenizer(const std::string& dir);
+  // most: bytes of a text, as a test may lower it.
+  explicit Gpt2Tokenizer(const std::string& dir, size_t most = INT_MAX);
   std::vector<int> encode(const std::string& text) const override;
   std::string decode(const std::vector<int>& tokens) const override;
   int vocab() const override { return int(bytes_of_.size()); }
@@ -34,6 +36,7 @@ class Gpt2Tokenizer : public Tokenizer {
   std::string differences(const std::string& tokenizer_json, const Ids& ids) const;
   void merge_piece(std::string_view piece, std::vector<int>& out /* += */) const;
 
+  size_t most_;
   std::vector<std::string> bytes_of_;  // [vocab] the bytes of each token
   int token_of_byte_[256];
   std::unordered_map<uint64_t, Merge> merges_;  // (left token << 32 | right token)

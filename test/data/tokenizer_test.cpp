@@ -172,11 +172,11 @@ TEST_F(Gpt2, DamagedMergesAreRefused) {
 #if HAVE_PCRE2
 
 // What encode_documents writes for a text that it reads in blocks of this size.
-Tokens documents(const Tokenizer& tokenizer, const std::string& text, size_t block = 1 << 22) {
+Tokens documents(const Tokenizer& tokenizer, const std::string& text, size_t block = 1 << 22, size_t most = INT_MAX) {
   std::FILE *in = std::tmpfile(), *out = std::tmpfile();
   std::fwrite(text.data(), 1, text.size(), in);
   std::rewind(in);
-  encode_documents(tokenizer, in, out, block);
+  encode_documents(tokenizer, in, out, block, most);
   std::rewind(out);
   Tokens tokens;
   for (uint16_t token; std::fread(&token, 2, 1, out) == 1;) tokens.push_back(token);
@@ -420,6 +420,16 @@ TEST_F(Gpt2, MemoryDoesNotGrowWithTextWithoutSpaces) {
   std::fclose(out), std::fclose(held.in);
   EXPECT_GE(held.written, 40001);
   EXPECT_LE(held.most, 3000);
+}
+
+TEST_F(Gpt2, TextsThatAreTooLongAreRefused) {
+  open();
+  Gpt2Tokenizer tokenizer(dir.path, 10);
+  EXPECT_EQ(tokenizer.encode("hellohello").size(), 2u);
+  expect_user_error([&] { tokenizer.encode("hello hello"); }, {"11 bytes", "at most 10"});
+  EXPECT_EQ(documents(*open(), std::string(12, 'x'), 4, 12).size(), 13u);
+  EXPECT_EQ(documents(*open(), "hello hello hello", 4, 12).size(), 6u);  // it is divided between words
+  expect_user_error([&] { documents(*open(), std::string(20, 'x'), 4, 12); }, {"--encode", "at most 12", "into lines"});
 }
 
 TEST_F(Gpt2, AVocabularyThatCannotSeparateDocumentsIsRefused) {
