@@ -99,6 +99,13 @@ class Download(ScriptTest):
     self.assertIn("1 of 2 files are complete", self.output)
     self.assertIn("/fineweb_train_*.bin", self.output)
 
+  def test_a_file_gets_its_name_once_it_is_on_the_disk(self):
+    self.write("x.bin.part", shard([1, 2]))
+    download, named = download_fineweb.Download("", self.path("x.bin"), SimpleNamespace(out="/"), mock.Mock(), 0, 1), []
+    with mock.patch("os.fsync", lambda _: named.append(os.path.exists(self.path("x.bin")))):
+      download.run()
+    self.assertEqual((named, self.bytes_of("x.bin")), ([False], shard([1, 2])))
+
   def test_what_is_there_is_continued(self):
     whole, part = self.server.content[VAL], VAL + ".part"
     for what, have, faults, requests in (
