@@ -44,14 +44,22 @@ static std::FILE* taken_stdout() {
 }
 
 // Checks now that the file of a flag can be written when it is complete.
-static void check_output(const char* flag, const std::string& path, const Data& data) {
-  const std::string where = format("command line: %s %s", flag, path.c_str());
+static void check_output(const Flags& flags, const Config& config, const Data& data) {
+  const std::filesystem::path path = flags.value, folder = path.parent_path(), name = path.filename();
+  const std::string where = format("command line: %s %s", flags.mode->flag, path.c_str());
   check_output_file(where, path);
+  auto keep = [&](const std::string& read, const std::string& what) {
+    if (std::error_code ignored; std::filesystem::equivalent(path, read, ignored))
+      user_error("%s: this is a file of %s, which would be lost; name another", where.c_str(), what.c_str());
+  };
   for (auto* shards : {&data.train, &data.val})
     for (const Shard& shard : *shards)
       for (const Shard* read : {&shard, shard.labels.get()})
-        if (std::error_code ignored; read && std::filesystem::equivalent(path, read->path, ignored))
-          user_error("%s: this is a file of %s, which would be lost; name another", where.c_str(), read->key.c_str());
+        if (read) keep(read->path, read->key);
+  keep(flags.config, "the configuration");
+  if (!config.init.empty())
+    for (const std::string& weights : weight_files(named_folder(config.init).path)) keep(weights, "init");
+  if (is_there(folder / "state.json") || name == "metrics.jsonl" || name == "config.json") keep(path, "a run");
 }
 
 // One start of the program. run() is the page to read; each of its stages checks all that it can, so errors come early
@@ -161,8 +169,23 @@ void Program::check_settings() {
 void Program::plan() {
   tokenizer_to_carry(config_, ranks_.rank == 0);
   std::optional<RunState> from;
-  if (flags_.resuming) from = newest_state(named_resume_point(flags_.resume, config_.name));
-  if (!from && !config_.init.empty()) weight_files(named_folder(config_.init).path);
+  if (flags_.resuming) {
+    ResumePoint point = named_resume_point(flags_.resume, config_.name);
+    if ((from = newest_state(point))) {
+      Checkpoint newest;
+      newest.path = point.run, newest.state = *from;
+      check_same_model(newest, config_, point.run);
+      check_steps_left(config_, from->step, point.run);
+    }
+  }
+  if (!from && !config_.init.empty()) {
+    std::string folder = named_folder(config_.init).path;
+    weight_files(folder);
+    std::optional<RunState> state = read_state(folder);
+    if (std::string problem = state ? init_problem(state->config, config_) : ""; !problem.empty())
+      user_error("config: init = \"%s\" has the weights of another model: %s%s", config_.init.c_str(), problem.c_str(),
+                 source_tag(source_of(config_, {"init"})).c_str());
+  }
   plan_elsewhere(config_, evaluates_, std::max(ranks_.size, number_of_ranks(flags_.gpus)), from);
 }
 
@@ -183,7 +206,7 @@ void Program::open_inputs() {
   if (is(Mode::tasks) || (mode_.whole_run && config_.task.every > 0)) data_.benchmarks = open_benchmarks(config_);
   evaluations_ = open_evaluations(flags_, config_, data_, evaluates_, ranks_.rank);
   if (is(Mode::generate_file)) prompts_ = read_prompts(flags_.value, *data_.tokenizer, config_);
-  if (mode_.writes_file) check_output(mode_.flag, flags_.value, data_);
+  if (mode_.writes_file) check_output(flags_, config_, data_);
   std::printf("%s, %s, %s, %s parameters\n", device_.name.c_str(), precision_names[int(config_.precision)],
               attention_text(config_).c_str(), count_text(double(parameter_count(config_))).c_str());
   if (training_) windows_ = training_windows(config_, data_.train, ranks_.rank == 0);

@@ -125,6 +125,12 @@ void check_same_model(const Checkpoint& checkpoint, const Config& now, const std
       listed(changes, 10).c_str());
 }
 
+void check_steps_left(const Config& now, int64_t made, const std::string& path) {
+  if (now.train.steps < made)
+    user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least that many%s",
+               now.train.steps, path.c_str(), made, source_tag(source_of(now, {"train.steps"})).c_str());
+}
+
 std::string checkpoint_before(const std::string& run, int64_t step) {
   for (const StepFolder& folder : step_folders(run))
     if (folder.step < step) return folder.path;
@@ -187,10 +193,7 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
         "another run %s:%s",
         checkpoint.path.c_str(), earlier.c_str(), anew.c_str(), init.c_str(), listed(changes, 10).c_str());
   }
-  if (now.train.steps < state.step)
-    user_error("config: train.steps = %ld, but %s has made %ld steps already; set at least that many%s",
-               now.train.steps, checkpoint.path.c_str(), state.step,
-               source_tag(source_of(now, {"train.steps"})).c_str());
+  check_steps_left(now, state.step, checkpoint.path);
   for (const ChangedSetting& change : changed_settings(before, same_micro))
     std::printf("changed since %s: %s: %s -> %s\n", checkpoint.path.c_str(), change.key.c_str(),
                 shortened(change.was).c_str(), shortened(change.is).c_str());

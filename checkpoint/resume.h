@@ -46,6 +46,9 @@ std::string described(const DataFile& file);  // "a.bin" of 1000 tokens (CHECKSU
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
                     const std::vector<DataFile>& val);
 
+// A user_error if the checkpoint or run at `path` has made more steps than train.steps.
+void check_steps_left(const Config& now, int64_t made, const std::string& path);
+
 // For uses of the weights alone: a user_error that lists the settings of model and attention that differ. run: the
 // folder of the run that wrote the checkpoint.
 void check_same_model(const Checkpoint& checkpoint, const Config& now, const std::string& run);

@@ -282,6 +282,22 @@ void describe(Shard& shard, const std::string& text, const std::string& path) {
 
 }  // namespace
 
+Vocabulary vocabulary_in(const nlohmann::json& root, const char* what, const std::string& path) {
+  auto text = [&](const char* key) {
+    return root.contains(key) && root[key].is_string() ? std::string(root[key]) : "";
+  };
+  auto number = [&](const char* key, int64_t absent) {
+    if (!root.contains(key) || root[key].is_null()) return absent;
+    if (!root[key].is_number_unsigned() || root[key].get<uint64_t>() > uint64_t(INT64_MAX))
+      user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());
+    return root[key].get<int64_t>();
+  };
+  Vocabulary found{text("tokenizer"), 0, text("crc32"), int(std::min<int64_t>(number("end_of_text", -1), INT_MAX))};
+  int64_t tokens = number("vocab", found.name == "bytes" ? 256 : 0);
+  if (tokens <= 1 << 16) found.tokens = int(tokens);
+  return found;
+}
+
 std::vector<Shard> open_shards(const std::vector<std::string>& patterns, int vocab, const std::string& key) {
   if (patterns.empty()) user_error("%s names no files; give token shards (%s)", key.c_str(), make_shards);
   std::vector<Shard> shards;

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,9 @@ void open_labels(std::vector<Shard>& shards, const std::vector<std::string>& pat
 // Sets text_bytes and vocabulary of each shard that has an X.json. Returns a warning for each of these files that
 // cannot be used.
 std::vector<std::string> read_descriptions(std::vector<Shard>& shards);
+
+// Which tokenizer the JSON object of an X.json says. A user_error for numbers that are none; `what` begins its text.
+Vocabulary vocabulary_in(const nlohmann::json& root, const char* what, const std::string& path);
 
 // Reads the tokens and labels of all shards in order, in blocks. A user_error names file, position and value of the
 // first one that is not allowed. proceed(tokens read so far) is called before each block; if it returns false, the

@@ -1,9 +1,5 @@
 #include "data/tokenizer.h"
 
-#include <algorithm>
-#include <climits>
-#include <nlohmann/json.hpp>
-
 #include "base/error.h"
 #include "base/text.h"
 #include "base/utf8.h"
@@ -46,22 +42,6 @@ std::string Vocabulary::text() const {
   if (end_of_text >= 0) said += format(", %d between documents", end_of_text);
   if (!crc32.empty()) said += ", CRC-32 " + shortened(crc32);
   return said;
-}
-
-Vocabulary vocabulary_in(const nlohmann::json& root, const char* what, const std::string& path) {
-  auto text = [&](const char* key) {
-    return root.contains(key) && root[key].is_string() ? std::string(root[key]) : "";
-  };
-  auto number = [&](const char* key, int64_t absent) {
-    if (!root.contains(key) || root[key].is_null()) return absent;
-    if (!root[key].is_number_unsigned() || root[key].get<uint64_t>() > uint64_t(INT64_MAX))
-      user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());
-    return root[key].get<int64_t>();
-  };
-  Vocabulary found{text("tokenizer"), 0, text("crc32"), int(std::min<int64_t>(number("end_of_text", -1), INT_MAX))};
-  int64_t tokens = number("vocab", found.name == "bytes" ? 256 : 0);
-  if (tokens <= 1 << 16) found.tokens = int(tokens);
-  return found;
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(TokenizerKind kind, const std::string& dir) {

@@ -9,7 +9,6 @@
 // vocabulary (the model's may be larger, for alignment) becomes U+FFFD. All methods are const and thread-safe.
 #pragma once
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -23,9 +22,6 @@ struct Vocabulary {
   bool differs(const Vocabulary& other) const;  // false if either is not known
   std::string text() const;                     // for messages: gpt2, 1024 tokens, 0 between documents, CRC-32 0123abcd
 };
-// What the JSON object of an X.json says of it. A user_error for numbers that are none; `what` begins its text.
-Vocabulary vocabulary_in(const nlohmann::json& root, const char* what, const std::string& path);
-
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;

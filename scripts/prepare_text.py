@@ -381,9 +381,10 @@ def prepare(text, args, tokenizer, folder):
   tokenizer.warn_of_joined(text, kept if args.min_tokens else len(text.starts) - 1)
   if text.nulls:
     print("left out%s" % null_note(text, args), file=sys.stderr)
-  for count, said in ((text.empty, "left out: %d empty documents"),
-                      (text.crlf, "%d lines end with CR LF, and both are in the text; remove the first as by dos2unix"),
-                      (len(args.unread), "%d fields are not read: " + listed(list(args.unread)).replace("%", "%%"))):
+  for count, said in ((text.empty, "empty documents, left out: %d"),
+                      (text.crlf, "lines that end with CR LF, which stays in the text: %d; dos2unix removes CR"),
+                      (len(args.unread), "fields that are not read: %d, "
+                       + listed(list(args.unread)).replace("%", "%%"))):
     if count:
       print(said % count)
   if args.replaced:

@@ -246,7 +246,7 @@ def main():
   parser.add_argument("--title", default="Report")
   sections.add_baseline(parser)
   arguments = parser.parse_args()
-  check_output("--out", arguments.out, arguments.sweep)
+  check_output("--out", arguments.out, [*arguments.sweep, *map(metrics.metrics_file, arguments.runs)])
   swept = [results.read(path) for path in arguments.sweep]
   runs = sections.read_runs(arguments.runs, *(section for section in SECTIONS if section.needs))
   view = View(runs, arguments.baseline)

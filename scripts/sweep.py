@@ -126,6 +126,8 @@ def axes_of(path, sweep, given):
       raise UserError(f"--axis {axis}: must be a list of different values")
     spelt = {} if known else {meaning(label): label for label in own.get(axis, {})}  # 3e-3 is the file's 0.003
     more = [label[1:] for label in labels if label.startswith("+")]  # beside those of the file
+    if more and axis not in axes:
+      raise UserError(f"--axis {axis}=+{more[0]}: + adds to an axis, and {path} has {', '.join(own)}")
     labels = [*axes.get(axis, []), *labels] if more else labels
     labels = dict.fromkeys(spelt.get(meaning(label), label if known else spelling(label))
                            for label in (label.removeprefix("+") for label in labels))
@@ -285,6 +287,12 @@ def with_complete(program, sweep, members, path):
     found = [member for member in members_of(program, wide) if member.name in mine or outcome(member)]
   except UserError:  # some combination that is no run
     return sweep, members
+  contents = Contents(program)
+  for member in [member for member in found if member.name not in mine]:
+    if changed := contents.changed(wide, member) or member.trained and contents.changed(wide, member.trained):
+      print(f"sweep.py: runs/{member.name} is left out of the results: it was made with another content of {changed}",
+            file=sys.stderr, flush=True)
+      found.remove(member)
   wide["axes"] = {axis: [label for label in axes[axis] if label in {member.labels[axis] for member in found}]
                   for axis in axes}
   wide["seeds"] = [seed for seed in wide["seeds"] if seed in {member.seed for member in found}]
@@ -304,7 +312,10 @@ def outcome(member):
   """("complete" or "diverged", the run, why it has diverged), or None for a run that is to be trained or evaluated."""
   if member.trained and (found := outcome(member.trained)) and found[0] == "diverged":
     return found
-  run = read_run(member.name)
+  run, base = read_run(member.name), member.trained and read_run(member.trained.name)
+  if member.trained and run and (not base or (metrics.finite(base.start.get("time")) or 0) > max(
+      (e.time or 0 for e in metrics.evaluated(run).values()), default=math.inf)):
+    return None  # its weights are gone, or were trained again since
   lengths = run and metrics.numbers(metrics.section(run.config, "eval").get("lengths"))
   if not lengths or not run.steps():
     return None
@@ -361,39 +372,44 @@ def check(program, sweep, members, files):
     check_same(same, member)
 
 
-def check_contents(program, sweep, members):
-  """Ends the script if a run that is there began from other data or weights than their names mean now, or was evaluated
-  on others: its losses are not to be pooled with those of new runs."""
-  unknown, told = [], False
-  for member in {each.name: each for member in members for each in (member.trained, member) if each}.values():
-    run = read_run(member.name)
+class Contents:
+  """What the names of data and weights mean now, beside what the runs that are there began from."""
+
+  def __init__(self, program):
+    self.program, self.unknown, self.told = program, [], False
+
+  def changed(self, sweep, member):
+    """The setting whose files were made again since the member's run was made, as "KEY = VALUE", or ""."""
+    run, command = read_run(member.name), command_of(sweep, member)
     if not run or not run.start:
-      continue
-    done = subprocess.run([os.path.abspath(program), *command_of(sweep, member), "--print-identity"],
-                          capture_output=True, text=True)
+      return ""
+    done = subprocess.run([os.path.abspath(self.program), *command, "--print-identity"], capture_output=True, text=True)
     if done.returncode:  # new runs cannot read them either
-      if not told:
+      if not self.told:
         print(f"sweep.py: the data of complete runs cannot be read, nor compared with theirs: {done.stderr.strip()}",
               file=sys.stderr, flush=True)
-      told = True
-      continue
-    identity, config = json.loads(done.stdout), nested(rows(program, *command_of(sweep, member)))
+      self.told = True
+      return ""
+    identity, settings = json.loads(done.stdout), metrics.flat(nested(rows(self.program, *command)))
     was, now = run.contents, metrics.contents(identity)
+    if was["data.train"] == metrics.UNKNOWN != now["data.train"] and not member.trained:
+      self.unknown.append(member.name)
     changed = [key for key in was if metrics.UNKNOWN not in (was[key], now[key]) and was[key] != now[key]]
     val = {(file["tokens"], file["xxh64"]) for key in ("data.val", "data.val_labels") for file in identity.get(key, [])}
     if any(set(e.shards) - val for e in metrics.evaluated(run).values()):
-      changed.append("data.val")
-    for key in changed:
-      part, _, name = key.rpartition(".")
-      named = metrics.section(config, part).get(name) if part else config.get(name)
-      raise UserError(f"runs/{member.name} was made with another content of {key} = {json.dumps(named)}: the file was "
-                      "made again since. Train all runs again (--overwrite), restore the file, or give the new one, or "
-                      "the sweep, another name")
-    if was["data.train"] == metrics.UNKNOWN != now["data.train"] and not member.trained:
-      unknown.append(member.name)
-  if unknown:
-    print(f"sweep.py: {len(unknown)} runs are of an older program, which recorded no checksums of data.train (runs/"
-          f"{unknown[0]}): that they are of the same data is not checked", file=sys.stderr, flush=True)
+      changed += ["data.val", *["data.val_labels"] * ("data.val_labels" in identity)]
+    return " or ".join(f"{key} = {settings.get(key)}" for key in changed)
+
+  def check(self, sweep, members):
+    """Ends the script if losses of a run that is there are not to be pooled with those of new runs."""
+    for member in {each.name: each for member in members for each in (member.trained, member) if each}.values():
+      if changed := self.changed(sweep, member):
+        raise UserError(f"runs/{member.name} was made with another content of {changed}: a file was made again since. "
+                        "Train all runs again (--overwrite), restore the file, or give the new one, or the sweep, "
+                        "another name")
+    if self.unknown:
+      print(f"sweep.py: {len(self.unknown)} runs are of an older program, which recorded no checksums of data.train "
+            f"(runs/{self.unknown[0]}): that they are of the same data is not checked", file=sys.stderr, flush=True)
 
 
 def end_with_parent():
@@ -437,7 +453,7 @@ def missing_of(program, sweep, members, overwrite, files):
     missing.setdefault(member.name, member)
   check(program, sweep, missing.values(), files)
   if not overwrite:
-    check_contents(program, sweep, members)
+    Contents(program).check(sweep, members)
   return done, [*missing.values()]
 
 
@@ -558,11 +574,11 @@ def main():
   parser.add_argument("--results", metavar="FILE.json")
   parser.add_argument("--picture", metavar="FILE.png", help=".png, .pdf or .svg")
   arguments = parser.parse_args()
+  sweep = read_sweep(arguments.sweep, arguments)
   if arguments.results:  # not after hours of training
-    check_output("--results", arguments.results, (arguments.sweep, arguments.config))
+    check_output("--results", arguments.results, (arguments.sweep, sweep["config"]))
   if arguments.picture:
     arguments.picture = drawing.picture_path("--picture", arguments.picture)
-  sweep = read_sweep(arguments.sweep, arguments)
   members = members_of(arguments.train, sweep)
   if arguments.plan:
     done, missing = missing_of(arguments.train, sweep, members, arguments.overwrite, files=False)
@@ -576,7 +592,7 @@ def main():
           file=sys.stderr, flush=True)
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; otherwise ./train would outlive this script
   if arguments.table:
-    check_contents(arguments.train, sweep, members)
+    Contents(arguments.train).check(sweep, members)
     done, failed, stopped = {m.name: found for m in members if (found := outcome(m))}, {}, False
   else:
     done, failed, stopped = collect(arguments.train, sweep, members, arguments.overwrite)

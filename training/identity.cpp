@@ -14,7 +14,7 @@ static ordered_json init_files(const Config& config) {
   ordered_json files;
   for (const std::string& path : weight_files(named_folder(config.init).path))
     files.push_back(
-        {{"name", valid_utf8(std::filesystem::path(path).filename().string())}, {"xxh64", sampled_checksum(path)}});
+        {{"name", valid_utf8(std::filesystem::path(path).filename().string())}, {"xxh64", file_checksum(path)}});
   return files;
 }
 

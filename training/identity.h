@@ -6,7 +6,7 @@
 #include "training/start.h"
 
 // {"data.train", "data.labels", "data.val", "data.val_labels": as data_json();
-//  "init": [{"name", "xxh64"}] of its weight files; "checkpoint": the checksum of the one whose weights these are;
+//  "init": [{"name", "xxh64"}] of its weight files, whole; "checkpoint": the checksum of the one that was loaded;
 //  "tokenizer": of the data (Data::vocabulary()), as text}, without what is not there.
 // from: the checkpoint that the run continues from, or nullptr.
 nlohmann::ordered_json identity_json(const Config& config, const Data& data, const Checkpoint* from);

@@ -156,7 +156,7 @@ class Evaluation:
     self.window = f"eval.window {window} and {window and evaluation.get('sink_tokens') or 0} sink tokens"
     self.settings = model_settings(config)
     self.windows = count(of.get("windows", 0))
-    self.elsewhere = other_run(of.get("weights"), config)
+    self.elsewhere, self.loaded = other_run(of.get("weights"), config), of.get("weights_xxh64")
     groups = numbers(entry.get("window_losses"))
     self.groups = groups if None not in groups and len(groups) <= self.windows else []
     bounds = [g * self.windows // max(1, len(self.groups)) for g in range(len(self.groups) + 1)]
@@ -378,6 +378,9 @@ class Run:
       more = f", and {len(damaged) - 1} more" if damaged[1:] else ""
       print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
     self.contents = contents(section(self.start, "identity"), self.folder)
+    newest = {(e.elsewhere, e.step): e.loaded for e in found if e.loaded}
+    replaced = [e for e in found if e.loaded and e.loaded != newest[e.elsewhere, e.step]]
+    found = [e for e in found if e not in replaced]
     settings = model_settings(self.config)
     # A run that only evaluates, under its own name: the weights that it evaluated first are its own.
     first = "" if self.lines else found[0].elsewhere if found else asked[0][2] if asked else ""
@@ -400,6 +403,7 @@ class Run:
     self.own = next((e for e in reversed(first) if e.type == "val"), first[0] if first else None)
     mine = [e for e in mine if not e.differs(settings, self.own)]
     self.left_out = collections.Counter(e.differs(settings, self.own) for e in found)
+    self.left_out["of weights that were replaced since"] = len(replaced)
     self.left_out.update(f"of the weights of {elsewhere}" for _, _, elsewhere in asked if elsewhere not in ("", first))
 
     self.evaluations = [e for e in mine if not e.targets]
@@ -422,6 +426,7 @@ class Run:
                          for e in mine if e.targets and e.same_targets() != targets)
     self.left_out.update(f"of step {e.step}" for e in self.suffixes if e.length not in self.contexts or e.step > step)
     del self.left_out[""]
+    self.left_out += collections.Counter()  # without what is 0
 
   def settings(self):
     """{key: value}, with those of the configuration "content.data.train" and "content.init": contents()."""

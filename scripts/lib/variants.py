@@ -81,7 +81,8 @@ def of(runs: list[metrics.Run]) -> list[Variant]:
   groups = []
   for run in runs:
     rest = {key: value for key, value in settings(run).items() if not key.startswith(UNIMPORTANT)}
-    same = [group for known, group in groups if known == rest and run.seed() not in {other.seed() for other in group}]
+    same = [group for known, group in groups if known == rest and run.seed() not in {other.seed() for other in group}
+            and not (run.own and group[0].own and not run.own.same_data(group[0].own))]
     if same:
       same[0].append(run)
     else:

@@ -1,5 +1,6 @@
 """What runs are of, by content: whatever is made again under an old name is something else to all that pools, compares
 or continues runs. Standard library only."""
+import glob
 import json
 import os
 import shutil
@@ -72,6 +73,10 @@ class Identity(Workspace, ScriptTest):
     self.assertEqual(self.pools(labelled, self.one_run("l2", **labels)), [2])
     self.write("labels.bin", label_file([*(TEXT * 6)[2:], 0, 0]))
     self.assertEqual(self.pools(labelled, self.one_run("l2", "--overwrite", **labels)), [1, 1])
+    kept = self.bytes_of("val.bin")
+    self.write("val.bin", shard(TEXT[29:] * 10))
+    self.assertEqual(self.pools(first, self.one_run("s2", "--overwrite")), [1, 1])
+    self.write("val.bin", kept)
     self.write("train_000001.bin", shard(TEXT[9:] * 3))
     third = self.one_run("s3")
     self.assertEqual(self.pools(first, second, third), [1, 2])
@@ -89,14 +94,45 @@ class Identity(Workspace, ScriptTest):
     shutil.rmtree(self.checkpoint(1, run="s2"))
     self.assertEqual(metrics.Run(runs[1].folder).contents["data.train"], metrics.UNKNOWN)
 
+  def test_evaluations_of_weights_that_were_replaced(self):
+    for seed, lengths in ((1, "8,16"), (2, "8")):
+      self.ok("--overwrite", train__steps=1, seed=seed)
+      self.ok("--eval", "--lengths", lengths, "--set", "name=e", init="runs/tiny/step_00000001")
+    run = metrics.Run(self.path("runs/e"))
+    self.assertEqual((sorted(run.row), run.left_out), ([8], {"of weights that were replaced since": 2}))
+
+  def sweep(self, *flags, code=0):
+    done = subprocess.run([sys.executable, os.path.join(SCRIPTS, "sweep.py"), "sweep.json", "--train", TRAIN, *flags],
+                          cwd=self.folder, capture_output=True, text=True)
+    self.assertEqual(done.returncode, code, done.stderr)
+    return done.stderr
+
+  def test_results_of_a_sweep_do_not_mix_them(self):
+    self.write_config("config.json", train__steps=1, eval__every=1)
+    self.write("sweep.json", json.dumps({"config": "config.json", "axes": {"eval.lengths": [[8], [12]]}, "seeds": [1]}))
+    states = lambda: [(run["seed"], run["state"]) for run in self.json_of("runs/sweep.json")["runs"]]
+    self.sweep()
+    self.sweep("--seeds", "2")
+    self.assertEqual(states(), [(1, "complete")] * 2 + [(2, "complete")] * 2)
+    asked = [run["name"] for run in self.json_of("runs/sweep.json")["runs"] if run["seed"] == 1]
+    lines = lambda: [len(self.metrics(name)) for name in asked]
+    before = lines()
+    for folder in glob.glob(self.path("runs/*_1_*/step_*")):
+      shutil.rmtree(os.path.dirname(folder))
+    self.sweep()  # trained again; then what is of the old weights is evaluated again
+    self.assertEqual((states(), lines()), ([(1, "complete")] * 2 + [(2, "complete")] * 2, [2 * n for n in before]))
+    self.write("train_000000.bin", shard(TEXT * 5))
+    self.assertIn("_1_", said := self.sweep("--seeds", "3"))
+    self.assertIn("is left out of the results: it was made with another content of data.train", said)
+    self.assertEqual(states(), [(3, "complete")] * 2)
+    for file in ("sweep.json", "config.json"):
+      self.assertIn("overwrite", self.sweep("--results", file, code=2))
+    self.assertIn("+ adds to an axis", self.sweep("--axis", "optimizer.lr=+1", code=2))
+
   def test_a_sweep_does_not_mix_them(self):
     self.write("sweep.json", json.dumps({"config": "config.json", "axes": {"optimizer.lr": [0.01]}, "seeds": [1]}))
     self.write_config("config.json", train__steps=1, eval__every=1)
-    def sweep(*flags, code=0):
-      done = subprocess.run([sys.executable, os.path.join(SCRIPTS, "sweep.py"), "sweep.json", "--train", TRAIN, *flags],
-                            cwd=self.folder, capture_output=True, text=True)
-      self.assertEqual(done.returncode, code, done.stderr)
-      return done.stderr
+    sweep = self.sweep
     sweep()
     sweep("--seeds", "1,2")
     for name, content in (("val.bin", TEXT[29:] * 10), ("train_000000.bin", TEXT * 5)):

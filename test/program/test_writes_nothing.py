@@ -83,6 +83,23 @@ class WritesNothing(Workspace):
         done = self.ok("--dry-run", *flags, train__steps=steps, optimizer__schedule="constant", **plan)
         self.assertRegex(done.stdout, rf"\nthe run: [\d.e+]+ FLOP in {left} steps\n", (flags, plan))
 
+  def test_a_plan_checks_weights(self):
+    self.ok()
+    plan = {"plan__memory": "80GiB", "data__train": "absent.bin"}
+    for flags, names, changes in ((("--resume",), ["train.steps = 2", "has made 4 steps"], {"train__steps": 2}),
+                                  (("--resume",), ["belong to another model", "model.layers"], {"model__layers": 3}),
+                                  ((), ["init", "another model", "missing there"],
+                                   {"model__layers": 3, "init": "runs/tiny/step_00000004"})):
+      self.bad("--dry-run", *flags, names=names, wrote_nothing=False, **plan, **changes)
+
+  def test_outputs_do_not_replace_what_is_read(self):
+    self.ok()
+    for path in ("config.json", "val.bin", "runs/tiny/metrics.jsonl", "runs/tiny/config.json",
+                 "runs/tiny/step_00000004/model.safetensors"):
+      before = self.bytes_of(path)
+      self.bad("--per-token-losses", path, names=["would be lost"], wrote_nothing=False)
+      self.assertEqual(self.bytes_of(path), before)
+
   def test_a_dry_run_checks_what_a_run_refuses(self):
     """With plan.memory, what needs no data."""
     gpt2 = {"generate__tokenizer": "gpt2"}

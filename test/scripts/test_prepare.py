@@ -132,9 +132,10 @@ class PrepareBytes(Prepare):
         self.assertEqual(self.text("x_train_000000.bin").decode(), "of text" if "txt" in name else "".join(documents))
         self.assertEqual(self.errors, "")
         said = re.findall(r"^left out: .*|^\d+ fields .*", self.output, re.MULTILINE)
-        self.assertEqual(said, [] if "txt" in name else ["left out: 1 empty documents", '1 fields are not read: "id"'])
+        self.assertEqual(said, [] if "txt" in name else ["empty documents, left out: 1",
+                                                           'fields that are not read: 1, "id"'])
     self.prepare(self.write("crlf", b"a\r\nb\r\n"), self.write("no", ""), "--val-fraction", "0", "--overwrite")
-    self.assertIn("left out: 1 empty documents\n2 lines end with CR LF, and both are in the text;", self.output)
+    self.assertIn("empty documents, left out: 1\nlines that end with CR LF, which stays in the text: 2;", self.output)
     self.prepare("-", "--jsonl", "--field", "id", "--val-fraction", "0", "--overwrite", input=b'{"id": "7"}')
     self.assertEqual(self.text("x_train_000000.bin"), b"7")
 
