@@ -153,6 +153,7 @@ class Invariance(RankRuns):
         line.pop("weights", None)
         if "of" in line:
           line["of"]["data"] = [file for file in line["of"]["data"] if not file["name"].startswith("next")]
+          line.pop("window_labels", None)  # of labels, all tokens
     if task.kind == TRAINING:
       for step in self.steps(run):
         result[f"files of step {step}"] = [self.digest(self.checkpoint(step, name, run=run)) for name in FILES[:3]]
