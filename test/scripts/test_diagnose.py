@@ -7,7 +7,7 @@ import sys
 
 from support.scripts import ScriptTest, drawing_python
 
-from lib import drawing, metrics, section_answers, section_training  # from SCRIPTS
+from lib import drawing, metrics, section_answers, section_losses, section_sweep, section_training  # from SCRIPTS
 from lib.sections import View
 
 CONFIG = {"model": {"context": 16}}
@@ -88,6 +88,34 @@ class Diagnose(ScriptTest):
       for row, wanted in zip(shown.tolist(), numbers):
         for one, other in zip(row, wanted):
           self.assertAlmostEqual(one, other, msg=texts)
+
+  def test_panels_of_losses_and_sweeps(self):
+    if drawing_python() != sys.executable:
+      self.skipTest("no matplotlib")
+    val = {"type": "val", "step": 2, "length": 16, "loss": 2.0, "position_edges": [0, 1, 16], "by_position": [3.0, 2.0],
+           "accuracy_by_position": [0.25, 0.5], "accuracy": 0.375, "exact": 0.125}
+    lines = [{"type": "start", "config": CONFIG}, val, {**val, "length": 32, "loss": 3.0}]
+    run = metrics.Run(self.make_run("a", lines))
+    made = [{"labels": {"optimizer.lr": rate}, "seed": 1, "state": "complete", "why": "", "initial": 5.0, "loss": loss,
+             "losses": {"16": loss}, "bits_per_byte": {}, "accuracy": {}, "exact": {}, "clipped": None, "name": rate}
+            for rate, loss in (("0.001", 2.0), ("0.01", 3.0))]
+    sweep = {"axes": {"optimizer.lr": ["0.001", "0.01"]}, "best_of": "", "mode": "windows", "seeds": [1],
+             "lengths": [16], "context": 16, "runs": made}
+    losses, share = "loss (nats per token)", "share of the targets that are the likeliest token"
+    expected = [("Validation loss by length", "evaluated length (tokens)", losses, [[16, 2.0], [32, 3.0]]),
+                ("Loss by position in windows of 32", "position (token)", losses, None),
+                ("Accuracy by length", "evaluated length (tokens)", share, [[16, 0.375], [32, 0.375]]),
+                ("Accuracy by position in windows of 32", "position (token)", share, None),
+                ("Exact windows by length", "evaluated length (tokens)", "share of the windows with all targets right",
+                 [[16, 0.125], [32, 0.125]]),
+                ("One seed", "learning rate (optimizer.lr)", "validation " + losses, [[1e-3, 2], [1e-2, 3]])]
+    panels = [*section_losses.LENGTHS.panels(View([run])), *section_losses.ACCURACIES.panels(View([run]))]
+    panels.append(lambda axes: section_sweep.draw({**sweep, "chart": "lr"}, axes))
+    for panel, (*texts, points) in zip(panels, expected, strict=True):
+      axes = drawing.picture([panel], panel).axes[0]
+      self.assertEqual([axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()], texts)
+      if points:
+        self.assertEqual(axes.lines[0].get_xydata().tolist(), points)
 
   def test_what_the_heads_learned(self):
     learned = {"attn.sink": [[1.5, -0.25], None], "attn.score.slope": [[0.125, 2.0], [3.0, None]],
