@@ -82,10 +82,12 @@ tests_with_torch() {
   modules=$(cd test && grep -lE '^ *(import|from) .*\b(torch|transformers|tokenizers)\b' */test_*.py | tr / .)
   cd test && OMP_NUM_THREADS=1 "$torch" -m unittest ${modules//.py/}
 }
+# Not lssar's gradients: its power of 15 makes errors of rounding so large and rare that PyTorch's own is no bound for
+# ours (2 of 12 texts). The C++ tests compare them with float64, and compare.py transformers its losses and logits.
 compare_torch() {
   local text=build/test_text
   "$torch" scripts/prepare_text.py docs/*.md --out $text --name text --tokenizer bytes --overwrite &&
-    "$torch" scripts/compare.py torch $text/text_train_000000.bin --train "$TRAIN" --variants softmax,lssar --steps 10
+    "$torch" scripts/compare.py torch $text/text_train_000000.bin --train "$TRAIN" --variants softmax,fox,softplus_gated --steps 10
 }
 
 phase "install what is missing"
