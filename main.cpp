@@ -279,7 +279,8 @@ void Program::run_mode() {
 // Starts the run's metrics with a line that names this program, its settings and the device. A rank without a folder
 // writes nothing.
 MetricsLog Program::begun_metrics(const RunDir* run) {
-  MetricsLog metrics = run ? MetricsLog(run->metrics_path()) : MetricsLog();
+  if (!run) return MetricsLog();
+  MetricsLog metrics(run->metrics_path());
   int ranks = comm().size();
   std::string name = ranks > 1 ? format("%d x %s", ranks, device_.name.c_str()) : device_.name;
   // How many keys a trained token sees is known from the documents of data.train alone.
@@ -310,8 +311,8 @@ void Program::ask() {
   WeightsOrigin origin{"random", step_};
   if (resume_point_.from)
     origin = {resume_point_.from->path, step_, resume_point_.from->state.tokens, resume_point_.from->checksum};
-  else if (!config_.init.empty())
-    origin.path = named_folder(config_.init).path, origin.checksum = checksum_of_init(config_);
+  else if (!config_.init.empty()) origin.path = named_folder(config_.init).path;
+  if (run_dir && !resume_point_.from && !config_.init.empty()) origin.checksum = checksum_of_init(config_);
   for (const Evaluation& evaluation : evaluations_)
     if (evaluation.asked && !evaluation.run({*model_, origin, metrics, {}}, evaluation.items))
       failure("%s", evaluation.not_finite);
