@@ -87,7 +87,8 @@ tests_with_torch() {
 compare_torch() {
   local text=build/test_text
   "$torch" scripts/prepare_text.py docs/*.md --out $text --name text --tokenizer bytes --overwrite &&
-    "$torch" scripts/compare.py torch $text/text_train_000000.bin --train "$TRAIN" --variants softmax,fox,softplus_gated --steps 10
+    "$torch" scripts/compare.py torch $text/text_train_000000.bin --train "$TRAIN" \
+      --variants softmax,fox,softplus_gated --steps 10
 }
 
 phase "install what is missing"
