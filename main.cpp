@@ -15,6 +15,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/checksum.h"
 #include "base/signals.h"
 #include "base/text.h"
 #include "checkpoint/hugging_face.h"
@@ -107,6 +108,7 @@ class Program {
   std::unique_ptr<Comm> several_;
   Comm& comm() { return several_ ? *several_ : Comm::alone(); }
   ResumePoint resume_point_;
+  nlohmann::ordered_json identity_;  // of begun_metrics(), where the run has a folder
   // of make_model():
   std::unique_ptr<Model> model_;
   int64_t step_ = 0;  // of its weights
@@ -281,19 +283,19 @@ void Program::run_mode() {
 MetricsLog Program::begun_metrics(const RunDir* run) {
   if (!run) return MetricsLog();
   MetricsLog metrics(run->metrics_path());
+  identity_ = identity_json(config_, data_, resume_point_.from ? &*resume_point_.from : nullptr);
   int ranks = comm().size();
   std::string name = ranks > 1 ? format("%d x %s", ranks, device_.name.c_str()) : device_.name;
   // How many keys a trained token sees is known from the documents of data.train alone.
   bool trained = training_ || config_.attention.documents == Documents::joined;
-  metrics.write("start",
-                {{"commit", PLUSGPT_VERSION},
-                 {"command", flags_.command},
-                 {"config", config_json(config_)},
-                 {"identity", identity_json(config_, data_, resume_point_.from ? &*resume_point_.from : nullptr)},
-                 {"device", name},
-                 {"versions", {{"backend", on_cpu ? "cpu" : "cuda"}, {"products", device_.products}}},
-                 {"parameters", parameter_count(config_)},
-                 {"flops_per_token", trained ? flops_per_token(config_) : NAN}});
+  metrics.write("start", {{"commit", PLUSGPT_VERSION},
+                          {"command", flags_.command},
+                          {"config", config_json(config_)},
+                          {"identity", identity_},
+                          {"device", name},
+                          {"versions", {{"backend", on_cpu ? "cpu" : "cuda"}, {"products", device_.products}}},
+                          {"parameters", parameter_count(config_)},
+                          {"flops_per_token", trained ? flops_per_token(config_) : NAN}});
   return metrics;
 }
 
@@ -312,7 +314,7 @@ void Program::ask() {
   if (resume_point_.from)
     origin = {resume_point_.from->path, step_, resume_point_.from->state.tokens, resume_point_.from->checksum};
   else if (!config_.init.empty()) origin.path = named_folder(config_.init).path;
-  if (run_dir && !resume_point_.from && !config_.init.empty()) origin.checksum = checksum_of_init(config_);
+  if (identity_.contains("init")) origin.checksum = checksum_text(identity_["init"].dump());
   for (const Evaluation& evaluation : evaluations_)
     if (evaluation.asked && !evaluation.run({*model_, origin, metrics, {}}, evaluation.items))
       failure("%s", evaluation.not_finite);

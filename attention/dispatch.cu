@@ -37,7 +37,8 @@ template <class T> const Family<T>* built_family(Kind kind, const std::string& n
 
 template <class T> FamilyQuery query(const AttentionCall<T>& call, const Family<T>& family, Addresses tensors) {
   const AttentionShape& s = call.shape;
-  const cudaDeviceProp device = on_cpu ? cudaDeviceProp() : device_properties();
+  static const cudaDeviceProp none{};
+  const cudaDeviceProp& device = on_cpu ? none : device_properties();
   bool aligned = reinterpret_cast<size_t>(call.bias) % 16 == 0;
   for (const void* tensor : tensors) aligned = aligned && reinterpret_cast<size_t>(tensor) % 128 == 0;
   return {sizeof(T) == 4,

@@ -111,11 +111,18 @@ std::vector<std::string_view> split_gpt2(std::string_view) {
 }
 #endif
 
+static const char *const VOCABULARY[] = {"vocab.json", "encoder.json"}, *const MERGES[] = {"merges.txt", "vocab.bpe"};
+
 Gpt2Files gpt2_files(const std::string& dir) {
   // No member yet: if a call throws among those of a list, g++ 11 leaks the ones before it.
-  std::string vocabulary = find_file(dir, "vocab.json", "encoder.json");
-  std::string merges = find_file(dir, "merges.txt", "vocab.bpe");
+  std::string vocabulary = find_file(dir, VOCABULARY[0], VOCABULARY[1]);
+  std::string merges = find_file(dir, MERGES[0], MERGES[1]);
   return {vocabulary, merges};
+}
+
+bool has_gpt2_files(const std::string& dir) {
+  auto is_here = [&](const char* name) { return is_there(dir + "/" + name); };
+  return std::ranges::any_of(VOCABULARY, is_here) && std::ranges::any_of(MERGES, is_here);
 }
 
 Gpt2Tokenizer::Gpt2Tokenizer(const std::string& dir, size_t most) : most_(most) {

@@ -3,8 +3,8 @@
 // merged pair by pair: each time the pair that comes first in the list of merges, all its occurrences from left to
 // right.
 #pragma once
-#include <cstdint>
 #include <climits>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -50,6 +50,7 @@ struct Gpt2Files {
   std::string vocabulary, merges;
 };
 Gpt2Files gpt2_files(const std::string& dir);
+bool has_gpt2_files(const std::string& dir);
 
 // The pieces into which GPT-2 cuts valid UTF-8 text, in order; joined they are the text. A user_error without PCRE2.
 std::vector<std::string_view> split_gpt2(std::string_view text);

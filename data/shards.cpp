@@ -259,16 +259,18 @@ bool is_description(const std::string& text, const std::string& path) {
   }
 }
 
+int64_t whole_number(const nlohmann::json& root, const char* key, const char* what, const std::string& path) {
+  if (!root.contains(key) || !root[key].is_number_unsigned() || root[key].get<uint64_t>() > uint64_t(INT64_MAX))
+    user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());
+  return root[key].get<int64_t>();
+}
+
 // Takes bytes and vocabulary from the text of an X.json; a user_error says what is wrong with it.
 void describe(Shard& shard, const std::string& text, const std::string& path) {
   const char* what = "bytes of text";
   nlohmann::json root = parse_json(text, what, path);
   int64_t tokens = shard.tokens;
-  auto integer = [&](const char* key) {
-    if (!root.contains(key) || !root[key].is_number_unsigned() || root[key].get<uint64_t>() > uint64_t(INT64_MAX))
-      user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());
-    return root[key].get<int64_t>();
-  };
+  auto integer = [&](const char* key) { return whole_number(root, key, what, path); };
   if (integer("tokens") != tokens)
     user_error("%s: \"tokens\" is %ld, but the shard has %ld  [%s]", what, integer("tokens"), tokens, path.c_str());
   int64_t most = 1024 * tokens;                                      // GPT-2's longest token has 128 bytes
@@ -287,10 +289,7 @@ Vocabulary vocabulary_in(const nlohmann::json& root, const char* what, const std
     return root.contains(key) && root[key].is_string() ? std::string(root[key]) : "";
   };
   auto number = [&](const char* key, int64_t absent) {
-    if (!root.contains(key) || root[key].is_null()) return absent;
-    if (!root[key].is_number_unsigned() || root[key].get<uint64_t>() > uint64_t(INT64_MAX))
-      user_error("%s: \"%s\" must be a whole number  [%s]", what, key, path.c_str());
-    return root[key].get<int64_t>();
+    return root.contains(key) && !root[key].is_null() ? whole_number(root, key, what, path) : absent;
   };
   Vocabulary found{text("tokenizer"), 0, text("crc32"), int(std::min<int64_t>(number("end_of_text", -1), INT_MAX))};
   int64_t tokens = number("vocab", found.name == "bytes" ? 256 : 0);

@@ -120,8 +120,7 @@ std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& t
     if (fields.contains("completion"))
       user_error(
           "--generate-file: %s has a \"completion\", which the model's own would replace; give it another name, such "
-          "as "
-          "\"answer\"",
+          "as \"answer\"",
           where.c_str());
     FilePrompt prompt{prompt_tokens(tokenizer, config, fields["prompt"]), ""};
     size_t tokens = prompt.tokens.size() + size_t(config.generate.tokens), context = size_t(config.model.context);

@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/checksum.h"
-#include "base/file.h"
 #include "base/utf8.h"
 #include "checkpoint/hugging_face.h"
+#include "data/gpt2_bpe.h"
 
 using nlohmann::ordered_json;
 
@@ -17,8 +17,6 @@ static ordered_json init_files(const Config& config) {
         {{"name", valid_utf8(std::filesystem::path(path).filename().string())}, {"xxh64", file_checksum(path)}});
   return files;
 }
-
-std::string checksum_of_init(const Config& config) { return checksum_text(init_files(config).dump()); }
 
 ordered_json identity_json(const Config& config, const Data& data, const Checkpoint* from) {
   ordered_json identity = ordered_json::object();
@@ -37,7 +35,5 @@ ordered_json identity_json(const Config& config, const Data& data, const Checkpo
 
 Vocabulary tokenizer_of_weights(const std::string& folder) {
   if (std::optional<RunState> state = read_state(folder)) return state->tokenizer;
-  bool has_files = (is_there(folder + "/vocab.json") || is_there(folder + "/encoder.json")) &&
-                   (is_there(folder + "/merges.txt") || is_there(folder + "/vocab.bpe"));
-  return has_files ? open_tokenizer(TokenizerKind::gpt2, folder)->vocabulary() : Vocabulary();
+  return has_gpt2_files(folder) ? Gpt2Tokenizer(folder).vocabulary() : Vocabulary();
 }

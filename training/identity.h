@@ -11,9 +11,6 @@
 // from: the checkpoint that the run continues from, or nullptr.
 nlohmann::ordered_json identity_json(const Config& config, const Data& data, const Checkpoint* from);
 
-// Of the weight files of `init` together, 16 hexadecimal digits.
-std::string checksum_of_init(const Config& config);
-
 // Which tokenizer the weights in this folder are of: by its state.json, or else by GPT-2's files beside them; not known
 // without either.
 Vocabulary tokenizer_of_weights(const std::string& folder);

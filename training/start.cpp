@@ -338,23 +338,21 @@ void report_validation(const Config& config, const Data& data, const std::vector
 
 void report_tokenizers(const Config& config, const Data& data, const Vocabulary& trained, bool continues) {
   std::vector<std::pair<std::string, Vocabulary>> found;
+  const Shard* silent = nullptr;  // the first that says none
   if (trained.known()) found.push_back({"the model", trained});
   for (const std::vector<Shard>* shards : {&data.train, &data.val})
     for (const Shard& shard : *shards)
       if (shard.vocabulary.known()) found.push_back({shard.key + ": " + shard.path, shard.vocabulary});
+      else if (!silent) silent = &shard;
   for (const Benchmark& benchmark : data.benchmarks)
     if (benchmark.vocabulary.known()) found.push_back({"task " + benchmark.name, benchmark.vocabulary});
   // Shards that say nothing are taken for GPT-2's, as download_fineweb.py's are.
-  bool wonders = trained.known() && !continues && !(trained.name == "gpt2" && trained.tokens == GPT2_TOKENS);
-  for (const std::vector<Shard>* shards : {&data.train, &data.val})
-    for (const Shard& shard : *shards)
-      if (wonders && !shard.vocabulary.known()) {
-        warn(
-            "%s: %s has no X.json that says its tokenizer, and the model has one (%s): make sure that it is this one, "
-            "or make the shard again with scripts/prepare_text.py",
-            shard.key.c_str(), shard.path.c_str(), trained.text().c_str());
-        wonders = false;
-      }
+  bool of_gpt2 = trained.name == "gpt2" && trained.tokens == GPT2_TOKENS;
+  if (silent && trained.known() && !of_gpt2 && !continues)
+    warn(
+        "%s: %s has no X.json that says its tokenizer, and the model has one (%s): make sure that it is this one, or "
+        "make the shard again with scripts/prepare_text.py",
+        silent->key.c_str(), silent->path.c_str(), trained.text().c_str());
   if (data.tokenizer)
     found.push_back({config.generate.tokenizer == TokenizerKind::bytes
                          ? std::string("generate.tokenizer = \"bytes\"")
@@ -370,8 +368,7 @@ void report_tokenizers(const Config& config, const Data& data, const Vocabulary&
       if (vocabulary.differs(expected))
         return warn(
             "%s is of another tokenizer (%s) than %s (%s): the same numbers mean other text there; use shards, tasks "
-            "and "
-            "generate.tokenizer_dir of one tokenizer",
+            "and generate.tokenizer_dir of one tokenizer",
             other.c_str(), vocabulary.text().c_str(), first.c_str(), expected.text().c_str());
 }
 
