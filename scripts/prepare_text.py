@@ -217,9 +217,8 @@ class ShardWriter:
   def describe(self, more):
     """Writes the X.json of each shard. more: fields that it has besides, or has otherwise."""
     for index, (tokens, size) in enumerate(zip(self.counts, self.bytes)):
-      with open(os.path.join(self.directory, self.name(index))[:-len("bin")] + "json", "w") as file:
-        json.dump({"tokens": tokens, "bytes": size, **self.args.description, **more}, file)
-        file.write("\n")
+      shards.write_description(os.path.join(self.directory, self.name(index)), tokens, size,
+                               {**self.args.description, **more})
 
   def name(self, index):
     return "%s_%06d.bin" % (self.stem, index)

@@ -390,7 +390,7 @@ class Contents:
               file=sys.stderr, flush=True)
       self.told = True
       return ""
-    identity, settings = json.loads(done.stdout), metrics.flat(nested(rows(self.program, *command)))
+    identity = json.loads(done.stdout)
     was, now = run.contents, metrics.contents(identity)
     if was["data.train"] == metrics.UNKNOWN != now["data.train"] and not member.trained:
       self.unknown.append(member.name)
@@ -398,6 +398,7 @@ class Contents:
     val = {(file["tokens"], file["xxh64"]) for key in ("data.val", "data.val_labels") for file in identity.get(key, [])}
     if any(set(e.shards) - val for e in metrics.evaluated(run).values()):
       changed += ["data.val", *["data.val_labels"] * ("data.val_labels" in identity)]
+    settings = metrics.flat(nested(rows(self.program, *command))) if changed else {}
     return " or ".join(f"{key} = {settings.get(key)}" for key in changed)
 
   def check(self, sweep, members):

@@ -280,11 +280,12 @@ def gpt2_vocabulary(directory: str) -> tuple[dict[str, int], dict]:
                    "crc32": "%08x" % zlib.crc32(b"".join(line + b"\n" for line in content))}
 
 
+BYTES = {"tokenizer": "bytes", "vocab": 256, "end_of_text": None}  # what X.json says of bytes
+
+
 def description(args: argparse.Namespace) -> dict:
   """What X.json says of the tokenizer that args.tokenizer and args.tokenizer_dir name."""
-  if args.tokenizer == "bytes":
-    return {"tokenizer": "bytes", "vocab": 256, "end_of_text": None}
-  return gpt2_vocabulary(args.tokenizer_dir)[1]
+  return BYTES if args.tokenizer == "bytes" else gpt2_vocabulary(args.tokenizer_dir)[1]
 
 
 def encode(args: argparse.Namespace, texts: list[str]) -> list[array.array]:

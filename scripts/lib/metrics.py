@@ -6,6 +6,7 @@ before them. Unknown types and evaluations of an unknown "mode" are skipped.
 from __future__ import annotations
 import collections
 import contextlib
+import functools
 import glob
 import hashlib
 import itertools
@@ -377,10 +378,9 @@ class Run:
       self.warned.add(self.path)
       more = f", and {len(damaged) - 1} more" if damaged[1:] else ""
       print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
-    self.contents = contents(section(self.start, "identity"), self.folder)
     newest = {(e.elsewhere, e.step): e.loaded for e in found if e.loaded}
-    replaced = [e for e in found if e.loaded and e.loaded != newest[e.elsewhere, e.step]]
-    found = [e for e in found if e not in replaced]
+    of_newest = lambda e: not e.loaded or e.loaded == newest[e.elsewhere, e.step]
+    replaced, found = [*itertools.filterfalse(of_newest, found)], [*filter(of_newest, found)]
     settings = model_settings(self.config)
     # A run that only evaluates, under its own name: the weights that it evaluated first are its own.
     first = "" if self.lines else found[0].elsewhere if found else asked[0][2] if asked else ""
@@ -403,7 +403,7 @@ class Run:
     self.own = next((e for e in reversed(first) if e.type == "val"), first[0] if first else None)
     mine = [e for e in mine if not e.differs(settings, self.own)]
     self.left_out = collections.Counter(e.differs(settings, self.own) for e in found)
-    self.left_out["of weights that were replaced since"] = len(replaced)
+    self.left_out.update("of weights that were replaced since" for _ in replaced)
     self.left_out.update(f"of the weights of {elsewhere}" for _, _, elsewhere in asked if elsewhere not in ("", first))
 
     self.evaluations = [e for e in mine if not e.targets]
@@ -426,7 +426,10 @@ class Run:
                          for e in mine if e.targets and e.same_targets() != targets)
     self.left_out.update(f"of step {e.step}" for e in self.suffixes if e.length not in self.contexts or e.step > step)
     del self.left_out[""]
-    self.left_out += collections.Counter()  # without what is 0
+
+  @functools.cached_property
+  def contents(self):
+    return contents(section(self.start, "identity"), self.folder)
 
   def settings(self):
     """{key: value}, with those of the configuration "content.data.train" and "content.init": contents()."""

@@ -50,13 +50,19 @@ def write(path: str, kind: str, values: list[float], columns: int = 1) -> None:
   writer.close()
 
 
+def write_description(shard: str, tokens: int, size: int | None, about: dict) -> None:
+  """Writes the X.json of a shard X.bin: its tokens, the bytes of their text (None: unknown), and what made them."""
+  with open(shard[:-len("bin")] + "json", "w", encoding="utf-8") as file:
+    json.dump({"tokens": tokens, "bytes": size, **about}, file)
+    file.write("\n")
+
+
 def describe(folder: str, name: str, about: dict) -> None:
   """Writes the X.json of the shards NAME_train_*.bin and NAME_val_*.bin, whose tokens are of no text: which tokenizer,
   or what else, made them."""
   for file in filter(re.compile(re.escape(name) + r"_(train|val)_\d{6}\.bin").fullmatch, os.listdir(folder)):
-    count = (os.path.getsize(os.path.join(folder, file)) - HEADER_BYTES) // 2
-    with open(os.path.join(folder, file[:-4] + ".json"), "w", encoding="utf-8") as out:
-      json.dump({"tokens": count, "bytes": None, **about}, out)
+    path = os.path.join(folder, file)
+    write_description(path, (os.path.getsize(path) - HEADER_BYTES) // 2, None, about)
 
 
 def size_by_header(start: bytes) -> int:

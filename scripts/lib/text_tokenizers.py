@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zlib
 
-from lib.common import Failure, UserError, decoded, gpt2_vocabulary, parse_json, say_once
+from lib.common import BYTES, Failure, UserError, decoded, gpt2_vocabulary, parse_json, say_once
 from lib.documents import MARKER
 
 BLOCK = 4 << 20  # bytes of text
@@ -23,8 +23,7 @@ BLOCK = 4 << 20  # bytes of text
 # description: what X.json says of it.
 
 class Bytes:
-  vocab = 256
-  description = {"tokenizer": "bytes", "vocab": vocab, "end_of_text": None}
+  vocab, description = BYTES["vocab"], BYTES
 
   @staticmethod
   def tokens(documents, args):
