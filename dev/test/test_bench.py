@@ -1,5 +1,5 @@
 """The tools around the benchmarks, where a fault would make a number wrong or waste a GPU's time: bench_table.py,
-readme_tables.py, floors.py, bench_peers.py if there is PyTorch, gpu_session.sh with stand-ins for a GPU's programs.
+readme_tables.py, bench_peers.py if there is PyTorch, gpu_session.sh with stand-ins for a GPU's programs.
 PYTHON_TORCH names a Python with PyTorch. Standard library only.
 """
 import copy
@@ -162,15 +162,6 @@ class Tables(ScriptTest):
                  "| PyTorch, eager | 100.0 (60.0 to 150.0) | 2.00 (1.50 to 2.50) | 80.0 (60.0 to 90.0) | "
                  "2.00 (1.60 to 2.25) |", "Our best takes 0.50 (0.44 to 0.67) of the time of PyTorch's best."):
       self.assertIn(line, self.filled()[0])
-
-  def test_the_documents_quote_the_floors(self):
-    texts = [self.run_script(os.path.join(ROOT, "dev/bench/floors.py"), "--kind", kind)
-             for kind in ("softmax", "lssar")]
-    self.assertIn(f"<!-- table:floors -->\n{texts[0]}<!-- /table -->", self.text_of(ROOT, "dev/bench/LOG.md"),
-                  "python3 dev/bench/floors.py | python3 dev/readme_tables.py floors -")
-    rates = [re.findall(r"(\d+) K tokens/s", text)[2] for text in texts]
-    self.assertIn("{} K tokens/s for softmax and {} K for LSSAR".format(*rates),
-                  self.text_of(ROOT, "dev/bench/README.md"))
 
 
 class Peers(ScriptTest):
