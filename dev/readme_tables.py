@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Fills the tables of the documents (PAGES, blocks.py) from measured files, so that no number in them is typed by hand.
 
-    python3 dev/readme_tables.py quickstart docs/results/quickstart_cpu.json   mean and range over the seeds
     python3 dev/readme_tables.py answers runs/a runs/b ...                  losses by context, diagnostics, passkey,
                                                                             means over seeds; passkey: the same
-    python3 dev/readme_tables.py length dev/bench/results/length_cpu.json   what sweep.py --results wrote
-    python3 dev/readme_tables.py variants dev/bench/results/length_long_cpu.json    the losses beside each variant
+    python3 dev/readme_tables.py results                                    all of what sweep.py --results wrote to
+                                                                            dev/bench/results/ (RESULTS, SHORT)
     python3 dev/readme_tables.py gpu gpu_out                                all that gpu_session.sh has measured; its
                                                                             .json go to dev/bench/results/
     python3 dev/readme_tables.py plans ./train                              plan_tables.py's, of memory on a GPU
@@ -19,15 +18,32 @@ import shutil
 import statistics
 import sys
 
-import root  # noqa: F401: the path of the next ones
+import root  # first: the path of the next ones
 import bench_table
 from blocks import replace_block
 import expected
 from lib import metrics
 import plan_tables
 import report
-from lib import results, section_sweep
+from lib import results, section_sweep, tables, variants
 from lib.common import read_json, run as run_main, stop
+
+# {block: the results that its table shows in full}
+RESULTS = {"quickstart": "docs/results/quickstart_cpu.json", "variants": "dev/bench/results/length_long_cpu.json",
+           "gates": "dev/bench/results/gates_cpu.json", "lr": "dev/bench/results/lr_cpu.json"}
+# {block: {name of results in dev/bench/results/: {column of the table: column of these results}}}
+SHORT = {
+    "length": {"length_long": {"128": "128", "2048": "2048"},
+               "length_long_suffix": {"last targets, 256": "256", "last targets, 2048": "2048"},
+               "length": {"250 steps, 128": "128", "250 steps, 2048": "2048"}},
+    "documents": {"documents": {"512": "512", "8192": "8192"},
+                  "documents_suffix": {"last targets, 512": "512", "last targets, 8192": "8192"},
+                  "documents_long": {"long documents, 512": "512", "long documents, 8192": "8192"}},
+    "recall": {"recall_mqar": {"4 pairs": "64, 4 pairs", "16 pairs": "256, 16 pairs"},
+               "recall_flipflop": {"bit, 128": "128", "bit, sparse": "128, sparse", "bit, 512": "512"},
+               "recall_copy": {"copy, 10 to 50": "10 to 50 letters", "copy, 200": "200"},
+               "recall_induction": {"induction, 32": "32", "induction, 128": "128"},
+               "recall_stack": {"stack, 128": "128", "stack, 512": "512"}}}
 
 
 def with_losses(result):
@@ -56,13 +72,53 @@ def made_by(runs):
   return f"{', '.join(sorted({str(run.step()) for run in runs}))} steps, commit {values[0]}, {values[1]}."
 
 
-def sweep_tables(result, exact=False):
-  """exact: with the exact windows."""
+def narrow(text):
+  return re.sub(r"(?<=[\d%]) ± (?=[\d<])", "±", text)
+
+
+def sweep_tables(result):
   losses, *differences, note = section_sweep.texts(result)
-  if section_sweep.measured_by("accuracy", result):
-    losses, of_windows, *differences = differences  # accuracies instead of losses
-    differences = exact * [of_windows] + differences
-  return "\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note])
+  return narrow("\n\n".join([losses, *(differences if result["chart"] != "lengths" else []), note]))
+
+
+def short_table(block):
+  """A row for each of the first results': means with their intervals of all results, accuracies where labels have them,
+  each row at its best rate."""
+  head, rows, notes = [], {}, []
+  for name, columns in SHORT[block].items():
+    result = results.read(os.path.join(bench_table.RESULTS, name + "_cpu.json"))
+    notes.append(f"{name}_cpu.json: {result['steps']} steps of {result['tokens_per_step']} tokens, {result['commit']}")
+    best, _ = section_sweep.at_best(result)
+    accuracies = section_sweep.measured_by("accuracy", best) if result["best_of"] else None
+    digits = "{:.2f}" if accuracies else "{:.3f}"
+    for row, cells in section_sweep.grid(accuracies or best).items():
+      rows.setdefault(row, [row]).extend(
+          narrow(variants.mean_text([*cells[column].losses.values()], digits, len(result["seeds"])))
+          for column in columns.values())
+    head += columns
+  what = "accuracy" if accuracies else "loss, nats per token"
+  return "\n\n".join([tables.markdown([f"{what} at", *head], [*rows.values()]),
+                      f"{len(result['seeds'])} seeds. {metrics.INTERVAL}. {'; '.join(notes)}."])
+
+
+def from_results():
+  """Fills the blocks of all results that are kept."""
+  for name, path in RESULTS.items():
+    result = results.read(os.path.join(root.ROOT, path))
+    replace_block(name, with_losses(result) if name == "variants" else sweep_tables(result) if name != "quickstart" else
+                  expected.table(result)[0] + "\n\n" + section_sweep.note(result))
+  for name in SHORT:
+    replace_block(name, short_table(name))
+
+
+def far_table(text):
+  """Of test_far's lines: a row for each variant, the errors of a kernel and, behind a slash, of the whole by column."""
+  cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+  columns = ["fp32, general", "bf16, general", "bf16, tensor", "bf16, hopper"]
+  found = {(variant, column): f"{kernel}/{whole}" for variant, column, kernel, whole in cells}
+  rows = sorted({variant for variant, *_ in cells} - {"variant"})
+  return tables.markdown(["variant", *columns], [[row, *(found.get((row, column), "-") for column in columns)]
+                                                 for row in rows])
 
 
 def from_gpu(folder):
@@ -77,13 +133,17 @@ def from_gpu(folder):
   filled = [name for name, file in sources.items() if file in files]
   for name in filled:
     path = os.path.join(folder, sources[name])
-    replace_block(name + "_gpu", made[name](read_json(path)) if name in made else text(sources[name]))
+    replace_block(name + "_gpu", made[name](read_json(path)) if name in made
+                  else far_table(text("far.md")) if name == "far" else text(sources[name]))
     if name in made and sources[name] != "quick.json":
       shutil.copy(path, os.path.join(bench_table.RESULTS, "runs_gpu.json" if name == "runs" else sources[name]))
   return filled
 
 
 def main():
+  if sys.argv[1:] == ["results"]:
+    from_results()
+    return
   if len(sys.argv) < 3:
     print(__doc__)
     sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
@@ -97,17 +157,9 @@ def main():
     return
   if sources == ["-"]:
     content = sys.stdin.read()
-  elif sources[0].endswith(".json"):
-    result = results.read(sources[0])
-    if name == "variants":
-      content = with_losses(result)
-    elif name == "quickstart":
-      content = expected.table(result)[0] + "\n\n" + section_sweep.note(result)
-    else:
-      content = sweep_tables(result, exact=name == "recall_copy")  # a string is copied if all of it is
   else:
     runs = [metrics.Run(folder) for folder in sources]
-    content = report.answers(runs) + "\n\n" + made_by(runs) + " " + report.CAPTION
+    content = narrow(report.answers(runs)) + "\n\n" + made_by(runs) + " " + report.CAPTION
   replace_block(name, content)
 
 

@@ -108,7 +108,7 @@ class Tables(ScriptTest):
     self.fill("gpu", self.out, code=2)
     self.assert_error("has no results of a GPU")
     for name in ("summary", "far"):
-      self.write(f"out/{name}.md", f"| {name} | new |\n")
+      self.write(f"out/{name}.md", f"| {name} | bf16, hopper | 1e-3 | 2e-3 |\n")
     self.collect("--out", self.path("out/quick.json"))
     self.assertFalse(os.path.exists(self.cpu))
     self.assertEqual(self.fill("gpu", self.out), "filled: speed, far, session\n")
@@ -117,7 +117,8 @@ class Tables(ScriptTest):
     os.rename(self.path("out/quick.json"), self.path("out/gpu.json"))
     self.fill("gpu", self.out)
     self.assertEqual(self.json_of(self.gpu), self.json_of("out/gpu.json"))
-    self.assertEqual(self.filled()[1:], ["| far | new |", "| summary | new |", "old"])
+    self.assertEqual(self.filled()[1].splitlines()[2], "| far | - | - | - | 1e-3/2e-3 |")
+    self.assertEqual(self.filled()[2:], ["| summary | bf16, hopper | 1e-3 | 2e-3 |", "old"])
 
   def test_answers_of_runs_are_means_over_seeds(self):
     of = {"data": [{"name": "v", "tokens": 9, "xxh64": "v"}], "windows": 4, "tokens_asked": 64}
@@ -130,7 +131,7 @@ class Tables(ScriptTest):
     self.readme("answers")
     self.fill("answers", self.path("run_1"), self.path("run_2"))
     self.assertEqual(self.filled()[0].splitlines()[:3], [
-        "| run | context 32 | passkey at 16 |", "|---|---|---|", "| run_* (2 seeds) | 1.500 ± 3.177 | 75.0% |"])
+        "| run | context 32 | passkey at 16 |", "|---|---|---|", "| run_* (2 seeds) | 1.500±3.177 | 75.0% |"])
 
   def test_peers_beside_ours(self):
     self.readme("peers_gpu", "front_gpu")
