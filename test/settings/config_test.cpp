@@ -1,4 +1,4 @@
-// The configuration: defaults, variants, every source and its precedence, derived values, output.
+// The configuration: variants, every source and its precedence, derived values, output.
 // Its errors are tested in config_errors_test.cpp.
 #include "settings/config.h"
 
@@ -32,52 +32,6 @@ TEST(Config, IntervalsNeedNoSpace) {  // those of a kind's file are its author's
     EXPECT_EQ(range.high, 10) << text;
     EXPECT_TRUE(range.contains(0) && !range.contains(10)) << text;
   }
-}
-
-TEST(Config, DefaultsAreTheDocumentedOnes) {
-  nlohmann::ordered_json expected = nlohmann::ordered_json::parse(R"({
-  "name": "run", "seed": 1337, "init": "", "init_missing": "make", "precision": "", "threads": 0,
-  "model": {"layers": 12, "heads": 12, "channels": 768, "head_dim": 64, "context": 1024,
-            "vocab": 50257, "mlp_ratio": 4, "position": "rope", "rope_base": 10000,
-            "rope_fraction": 1, "init_std": 0.02, "head": {"outputs": 0}},
-  "attention": {"variant": "softmax", "qk_norm": "none", "scale": "rsqrt_d",
-                "kind": "softmax", "output_norm": "none", "sink": "none", "window": 0,
-                "sink_tokens": 0, "documents": "joined", "bias": "none", "layers": [], "family": "",
-                "gate": {"activation": "none", "granularity": "elementwise",
-                "op": "multiply", "position": "sdpa", "weight_init": "normal", "bias": true,
-                "bias_init": 0}},
-  "data": {"train": ["data/shards/fineweb10B/fineweb_train_*.bin"],
-           "val": ["data/shards/fineweb10B/fineweb_val_*.bin"], "labels": [],
-           "val_labels": [], "separator": -1, "shuffle": true},
-  "batch": {"tokens": 524288, "micro": 0},
-  "optimizer": {"lr": 0.0006, "beta1": 0.9, "beta2": 0.95, "eps": 1e-08,
-                "weight_decay": 0.1, "grad_clip": 1, "schedule": "cosine",
-                "schedule_start": 0, "warmup_steps": 700, "final_lr_fraction": 0,
-                "decay_fraction": 0.2, "skip_spikes": 0},
-  "train": {"steps": 18865, "tokens": 0, "label_mean": "batch", "recompute": "none",
-            "zero_stage": 1},
-  "eval": {"every": 250, "tokens": 10485760, "mode": "windows", "start": "any", "lengths": [1024],
-           "batch": 0, "rope_scaling": "none", "window": 0, "sink_tokens": 0},
-  "checkpoint": {"every": 5000, "minutes": 30, "keep": 2, "at_end": true},
-  "generate": {"every": 0, "tokens": 64, "prompt": "", "temperature": 1, "top_k": 0,
-               "tokenizer": "gpt2", "tokenizer_dir": "", "stop": ""},
-  "passkey": {"form": "landmark", "trials": 20, "depths": 11, "examples": ""},
-  "task": {"every": 0, "names": [], "dir": "data/tasks", "limit": 0, "max_length": 0,
-           "samples": ""},
-  "diagnostics": {"every": 0, "tokens": 65536, "start": "any"},
-  "plan": {"memory": "", "ranks": 0, "tflops": 0.0},
-  "log": {"every": 1, "groups_every": 0}
-})");
-  nlohmann::ordered_json all = config_json(parse_config("{}", "")), of_kinds;
-  for (const KindRow& kind : kind_rows())
-    for (const ScoreKey& parameter : kind.parameters)
-      if (auto found = all["attention"].find(parameter.name); found != all["attention"].end()) {
-        of_kinds[kind.name][parameter.name] = *found;
-        all["attention"].erase(found);
-      }
-  EXPECT_EQ(all, expected);
-  EXPECT_EQ(of_kinds["lssar"].dump(), R"({"power":15,"offset":1,"offset_free_rows":3})");
-  EXPECT_EQ(of_kinds["threshold"].dump(), R"({"threshold":1})");
 }
 
 TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
