@@ -20,6 +20,8 @@
 #include "base/text.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/load_save.h"
+#include "checkpoint/resume.h"
+#include "checkpoint/run_folder.h"
 #include "data/encode.h"
 #include "data/gpt2_bpe.h"
 #include "eval/benchmarks.h"
@@ -33,7 +35,7 @@
 #include "training/loop.h"
 #include "training/matmul_algorithms.h"
 #include "training/plan.h"
-#include "training/start.h"
+#include "training/separator.h"
 #include "version.h"
 
 // Standard output; all that is printed from here on goes to standard error instead.
@@ -74,10 +76,9 @@ class Program {
   bool is(Mode mode) const { return flags_.is(mode); }
   void read_settings();
   void check_settings();
-  void print_identity();
   void plan();
+  void find_checkpoint();
   void open_inputs();
-  void agree_on_resume_point();
   bool finished();
   void make_model();
   void run_mode();
@@ -98,20 +99,21 @@ class Program {
   bool evaluates_ = false;  // the losses by length
   // For checkpoints, of rank 0: the tokenizer, whose folder may be gone at the first one, and kinds that are files
   std::map<std::string, std::string> carried_;
-  // of open_inputs():
+  // of find_checkpoint():
   DeviceInfo device_;
-  Data data_;
-  std::vector<Evaluation> evaluations_;
-  std::vector<FilePrompt> prompts_;        // of --generate-file
-  std::unique_ptr<WindowReader> windows_;  // of data.train
-  // of agree_on_resume_point():
   std::unique_ptr<Comm> several_;
   Comm& comm() { return several_ ? *several_ : Comm::alone(); }
   ResumePoint resume_point_;
-  nlohmann::ordered_json identity_;  // of begun_metrics(), where the run has a folder
+  // of open_inputs():
+  Data data_;
+  RunFacts facts_;
+  std::vector<Evaluation> evaluations_;
+  std::vector<FilePrompt> prompts_;        // of --generate-file
+  std::unique_ptr<WindowReader> windows_;  // of data.train
   // of make_model():
   std::unique_ptr<Model> model_;
-  int64_t step_ = 0;  // of its weights
+  int64_t step_ = 0;                 // of its weights
+  nlohmann::ordered_json identity_;  // of begun_metrics(), where the run has a folder
 };
 
 void Program::run() {
@@ -119,11 +121,14 @@ void Program::run() {
   read_settings();
   if (is(Mode::print_config)) return void(std::fputs(print_config(config_).c_str(), stdout));
   check_settings();
-  if (is(Mode::print_identity)) return print_identity();
+  if (is(Mode::print_identity)) {
+    data_ = open_data(flags_, config_, evaluates_, ranks_.rank);
+    return void(std::puts(identity_json(config_, data_, nullptr).dump(1).c_str()));
+  }
   if (config_.plan.plans_other_gpu()) return plan();
   if (is(Mode::train) || mode_.all_of_val) watch_signals();
+  find_checkpoint();
   open_inputs();
-  agree_on_resume_point();
   if (is(Mode::train) && finished())
     return void(
         std::printf("%s is finished: all %ld steps are done\n", resume_point_.run.c_str(), config_.train.steps));
@@ -162,8 +167,13 @@ void Program::check_settings() {
       attention_check(config_.layer(l, length).attention, config_.model.head_dim, fp32, config_.diagnoses,
                       !planned_for_cpu(config_));
   if (flags_.generates() || (mode_.whole_run && config_.generate.every > 0))  // not at the first sample, hours later
-    prompt_tokens(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_,
+    prompt_tokens(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_, -1,
                   config_.generate.prompt);
+  if (!flags_.lengths.empty()) config_.eval.lengths = parse_lengths(flags_.lengths, "--lengths");
+  Config checked = config_;
+  if (!evaluates_) checked.eval.tokens = std::numeric_limits<int64_t>::max();  // other modes have their own tokens
+  if (evaluates_ || is(Mode::passkey) || config_.diagnoses)
+    check_lengths(checked, checked.eval.lengths, flags_.lengths.empty() ? "eval.lengths" : "--lengths");
   if (mode_.whole_run && ranks_.rank == 0) carried_ = texts_of_kinds(config_);
 }
 
@@ -171,14 +181,11 @@ void Program::check_settings() {
 void Program::plan() {
   tokenizer_to_carry(config_, ranks_.rank == 0);
   std::optional<RunState> from;
-  if (flags_.resuming) {
-    ResumePoint point = named_resume_point(flags_.resume, config_.name);
-    if ((from = newest_state(point))) {
-      Checkpoint newest;
-      newest.path = point.run, newest.state = *from;
-      check_same_model(newest, config_, point.run);
-      check_steps_left(config_, from->step, point.run);
-    }
+  ResumePoint point;
+  if (flags_.resuming) point = named_resume_point(flags_.resume, config_.name), from = newest_state(point);
+  if (from) {
+    check_same_model({point.run, nullptr, "", *from}, config_, point.run);
+    check_steps_left(config_, from->step, point.run);
   }
   if (!from && !config_.init.empty()) {
     std::string folder = named_folder(config_.init).path;
@@ -191,45 +198,47 @@ void Program::plan() {
   plan_elsewhere(config_, evaluates_, std::max(ranks_.size, number_of_ranks(flags_.gpus)), from);
 }
 
-void Program::print_identity() {
-  Data data = open_data(flags_, config_, evaluates_, ranks_.rank);
-  std::printf("%s\n", identity_json(config_, data, nullptr).dump(1).c_str());
+// The device, and where the ranks begin, once they agree on all settings.
+void Program::find_checkpoint() {
+  choose_device(ranks_);
+  device_ = device_info();
+  if (ranks_.rank == 0) use_product_cache(device_, flags_.remeasure);
+  set_cpu_threads(config_.threads > 0 ? config_.threads : std::max(1, device_.processors / ranks_.size));
+  if (links_) several_ = std::make_unique<Comm>(ranks_, *links_);
+  if (several_) device_ = device_info();                   // NCCL has taken some memory
+  if (on_cpu) device_.free_memory /= size_t(ranks_.size);  // the ranks share it
+  if (config_.precision == Precision::automatic) config_.precision = device_.is_gpu ? Precision::bf16 : Precision::fp32;
+  check_agreement(comm(), settings_facts(PLUSGPT_VERSION, flags_, config_));
+  resume_point_ = find_resume_point(flags_, config_, comm());
+  if (!resume_point_.from && training_ && config_.optimizer.schedule_start > 0)
+    user_error("config: optimizer.schedule_start = %ld needs --resume from that step; use 0%s",
+               config_.optimizer.schedule_start, source_tag(source_of(config_, {"optimizer.schedule_start"})).c_str());
 }
 
-// The device and the data.
+// The data, and what follows from them and the checkpoint. Whether these settings and data may continue from it.
 void Program::open_inputs() {
-  device_ = prepare_device(config_, ranks_, flags_.remeasure);
+  const std::optional<Checkpoint>& from = resume_point_.from;
+  bool first = comm().first();
   data_ = open_data(flags_, config_, evaluates_, ranks_.rank);
   if (data_.tokenizer) data_.warnings.push_back(data_.tokenizer->warning());
   for (const std::string& warning : data_.warnings)
-    if (ranks_.rank == 0 && !warning.empty()) warn("%s", warning.c_str());
-  if (mode_.whole_run && ranks_.rank == 0 && data_.tokenizer)
-    carried_.merge(tokenizer_files(config_, *data_.tokenizer));
+    if (first && !warning.empty()) warn("%s", warning.c_str());
+  if (mode_.whole_run && first && data_.tokenizer) carried_.merge(tokenizer_files(config_, *data_.tokenizer));
   if (is(Mode::tasks) || (mode_.whole_run && config_.task.every > 0)) data_.benchmarks = open_benchmarks(config_);
-  evaluations_ = open_evaluations(flags_, config_, data_, evaluates_, ranks_.rank);
-  if (is(Mode::generate_file)) prompts_ = read_prompts(flags_.value, *data_.tokenizer, config_);
+  facts_ = find_separator(config_, data_, from);
+  if (config_.attention.documents == Documents::separate) config_.data.separator = facts_.separator;  // of the model
+  if (several_) check_agreement(comm(), input_facts(config_, data_, facts_.separator, from.has_value()));
+  evaluations_ = open_evaluations(flags_, config_, data_, facts_.separator, evaluates_, ranks_.rank);
+  if (is(Mode::generate_file)) prompts_ = read_prompts(flags_.value, *data_.tokenizer, config_, facts_.separator);
   if (mode_.writes_file) check_output(flags_, config_, data_);
   std::printf("%s, %s, %s, %s parameters\n", device_.name.c_str(), precision_names[int(config_.precision)],
               attention_text(config_).c_str(), count_text(double(parameter_count(config_))).c_str());
-  if (training_) windows_ = training_windows(config_, data_.train, ranks_.rank == 0);
-}
-
-// The ranks agree on all this, and on where they begin.
-void Program::agree_on_resume_point() {
-  if (links_) several_ = std::make_unique<Comm>(ranks_, *links_);
-  bool several = comm().size() > 1;
-  if (several) check_agreement(comm(), facts_of(PLUSGPT_VERSION, flags_, config_, data_));
-  resume_point_ = find_resume_point(flags_, config_, comm());
-  const std::optional<Checkpoint>& from = resume_point_.from;
-  if (several && !from) check_agreement(comm(), init_facts(config_));
-  if (!from && training_ && config_.optimizer.schedule_start > 0)
-    user_error("config: optimizer.schedule_start = %ld needs --resume from that step; use 0%s",
-               config_.optimizer.schedule_start, source_tag(source_of(config_, {"optimizer.schedule_start"})).c_str());
-  if (comm().first() && evaluates_) report_validation(config_, data_, from ? from->state.train : data_.train_files);
+  if (training_) windows_ = training_windows(config_, data_.train, first);
+  if (first && evaluates_)
+    report_validation(config_, data_, facts_.separator, from ? from->state.train : data_.train_files);
   if (from && training_) check_same_run(*from, config_, data_.train_files, data_.val_files);
   if (from && !training_) check_same_model(*from, config_, resume_point_.run);
-  sample_documents(config_, data_, comm().first());
-  if (several_ && !on_cpu) device_ = device_info();  // NCCL has taken some memory
+  facts_.documents = sample_documents(config_, data_, facts_, first);
 }
 
 // Whether the run has made all its steps and all their evaluations.
@@ -251,12 +260,13 @@ void Program::make_model() {
     lengths.insert(lengths.end(), evaluation.lengths.begin(), evaluation.lengths.end());
   if (!prompts_.empty()) lengths.push_back(longest_text(prompts_, config_));
   ModelSize size = plan_run(config_, device_, lengths, training_, from ? from->state.config.batch.micro : 0, comm());
+  config_.batch.micro = size.micro;
   if (from) std::printf("continuing from %s, after %ld steps\n", from->path.c_str(), from->state.step);
   if (int64_t skipped = from ? from->state.spikes.skipped : 0; training_ && skipped > 0 && !from->state.updates)
     std::printf(
         "AdamW's bias correction counts skipped updates too (%ld so far), as in the program that began this run\n",
         skipped);
-  model_ = ::make_model(config_, size.eval_rows, size.eval_length, training_, comm());
+  model_ = ::make_model(config_, size.eval_rows, size.eval_length, training_, comm(), facts_);
   step_ = initial_state(*model_, from, training_);
   if (comm().first()) {
     bool init = !from && !config_.init.empty();
@@ -295,7 +305,7 @@ MetricsLog Program::begun_metrics(const RunDir* run) {
                           {"device", name},
                           {"versions", {{"backend", on_cpu ? "cpu" : "cuda"}, {"products", device_.products}}},
                           {"parameters", parameter_count(config_)},
-                          {"flops_per_token", trained ? flops_per_token(config_) : NAN}});
+                          {"flops_per_token", trained ? flops_per_token(config_, facts_.documents) : NAN}});
   return metrics;
 }
 
@@ -334,7 +344,8 @@ void Program::make_steps() {
   if (is(Mode::train)) return train_run(loader);
   if (is(Mode::dry_run) && comm().first()) check_all_tokens(config_, data_);
   int64_t done = resume_point_.from ? step_ : 0;  // those of `init` are another run's
-  if (is(Mode::dry_run)) std::printf("the run: %s\n", work_text(config_, done, comm().size()).c_str());
+  if (is(Mode::dry_run))
+    std::printf("the run: %s\n", work_text(config_, done, comm().size(), facts_.documents).c_str());
   auto [number, result] = one_step(loader);
   if (is(Mode::dump_gradients)) {
     save_gradients(*model_, flags_.value);
@@ -365,8 +376,7 @@ void Program::train_run(Loader& loader) {
     if (!run_dir) run_dir = std::make_unique<RunDir>(config_.name);
     begin_run(*run_dir, flags_.overwrite, resume_point_, config_);
   }
-  RunState state;
-  if (resume_point_.from) state = resume_point_.from->state;
+  RunState state = resume_point_.from ? resume_point_.from->state : RunState();
   state.windows = windows_->windows();
   state.train = data_.train_files;
   state.val = data_.val_files;

@@ -123,7 +123,7 @@ int64_t parameter_count(const Config& config) {
   return count;
 }
 
-double flops_per_token(const Config& config) {
+double flops_per_token(const Config& config, const std::vector<int>& documents) {
   const Config::Model& m = config.model;
   double parameters = double(parameter_count(config)), full = double(m.context) * (m.context + 1.0) / 2;
   double context = 0;  // keys of all rows of a sequence
@@ -131,7 +131,7 @@ double flops_per_token(const Config& config) {
   for (int l = 0; l < m.layers; l++) {
     AttentionSettings a = config.layer(l).attention;
     std::span<const int> lengths(&m.context, 1);
-    if (a.documents == Documents::separate && !config.document_lengths.empty()) lengths = config.document_lengths;
+    if (a.documents == Documents::separate && !documents.empty()) lengths = documents;
     double seen = 0, rows = 0;
     for (int length : lengths) {
       double most = a.keys_seen(length);
@@ -163,8 +163,9 @@ static cudaStream_t new_stream() {
 template <class Real>
 class Gpt2 final : public Model {
  public:
-  Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm)
+  Gpt2(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm, RunFacts facts)
       : config_(config),
+        facts_(std::move(facts)),
         gate_(config.attention.gate),
         comm_(comm),
         stream(new_stream()),
@@ -192,6 +193,7 @@ class Gpt2 final : public Model {
   }
 
   const Config& config() const override { return config_; }
+  const RunFacts& facts() const override { return facts_; }
   Comm& comm() override { return comm_; }
   ParameterStore& parameters() override { return store_; }
 
@@ -247,6 +249,7 @@ class Gpt2 final : public Model {
   void reduce_from(size_t offset);
 
   Config config_;
+  RunFacts facts_;
   std::vector<Config::Layer> layers_;  // [L], at the length of set_length()
   float scale_factor_ = 1;             // of AttentionCall, as the two below
   int spare_multiprocessors_ = 0;
@@ -296,7 +299,7 @@ void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const Targets
   if (act.sorted_positions) {
     std::vector<int> positions(N);
     for (int row = 0, T = config_.model.context; row < N; row++)
-      positions[row] = row % T == 0 || inputs[row] == config_.end_of_text ? 0 : positions[row - 1] + 1;
+      positions[row] = row % T == 0 || inputs[row] == config_.data.separator ? 0 : positions[row - 1] + 1;
     sort_by_token(words, positions.data(), N, config_.model.context);
     send(act.sorted_positions, size_t(2) * N * sizeof(int));
   }
@@ -362,7 +365,7 @@ template <class Real>
 void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training,
                          const std::function<void(int)>& after_layer) {
   int N = B * T;
-  if (b.documents) find_documents(b.documents, act.inputs, config_.end_of_text, B, T, stream);
+  if (b.documents) find_documents(b.documents, act.inputs, config_.data.separator, B, T, stream);
   embedding_forward(act.layers[0].x, act.inputs, weight(WTE), weight(WPE), b.documents, B, T, C, stream);
   for (int l = 0; l < L; l++) {
     Layer& a = act.layers[l];
@@ -639,8 +642,9 @@ void Gpt2<Real>::row_logits(float* logits, const int* inputs, int B, int T, cons
   }
 }
 
-std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm) {
+std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training, Comm& comm,
+                                  const RunFacts& facts) {
   if (config.precision == Precision::bf16)
-    return std::make_unique<Gpt2<bf16>>(config, eval_rows, eval_length, training, comm);
-  return std::make_unique<Gpt2<float>>(config, eval_rows, eval_length, training, comm);
+    return std::make_unique<Gpt2<bf16>>(config, eval_rows, eval_length, training, comm, facts);
+  return std::make_unique<Gpt2<float>>(config, eval_rows, eval_length, training, comm, facts);
 }

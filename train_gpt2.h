@@ -16,6 +16,13 @@
 #include "ranks/comm.h"
 #include "settings/config.h"
 
+// What a run knows, beside its settings, once its data are open.
+struct RunFacts {
+  int separator = -1;                 // the token between documents, which begins one; -1: there is none, or unknown
+  std::string separator_source = {};  // what says it
+  std::vector<int> documents = {};    // lengths of separate documents, in windows of the data; empty: they are joined
+};
+
 // The report of one optimizer step.
 struct StepResult {
   float loss;       // mean over the whole batch, in nats; with a regression head, of squared errors
@@ -44,7 +51,8 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual const Config& config() const = 0;
-  virtual Comm& comm() = 0;  // the ranks that train it together
+  virtual const RunFacts& facts() const = 0;  // for those that evaluate it, or write its files
+  virtual Comm& comm() = 0;                   // the ranks that train it together
   virtual ParameterStore& parameters() = 0;
   virtual void set_length(int length) = 0;  // rotation and window for this length, by eval.rope_scaling and eval.window
 
@@ -76,12 +84,14 @@ class Model {
 MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training,
                        int ranks = 1);
 
-// Allocates and leaves the parameters zero. config.precision and config.batch.micro must be resolved.
+// Allocates and leaves the parameters zero. config.precision, config.batch.micro and, with separate documents,
+// config.data.separator must be resolved.
 std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int eval_length, bool training,
-                                  Comm& comm = Comm::alone());
+                                  Comm& comm = Comm::alone(), const RunFacts& facts = {});
 
 size_t snapshot_bytes(const Config& config);  // of host memory
 
 std::vector<Tensor> parameters_of(const Config& config);  // of all layers, allocating nothing
 int64_t parameter_count(const Config& config);
-double flops_per_token(const Config& config);  // 6 x parameters + 6 L T A, as llm.c counts causal training
+// 6 x parameters + 6 L T A, as llm.c counts causal training. documents: lengths of separate ones; none: as joined.
+double flops_per_token(const Config& config, const std::vector<int>& documents = {});

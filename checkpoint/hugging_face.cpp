@@ -287,12 +287,12 @@ std::map<std::string, std::string> tokenizer_files(const Config& config, const T
           {"tokenizer_config.json", about.dump(2) + "\n"}};
 }
 
-std::string model_config_json(const Config& config) {
+std::string model_config_json(const Config& config, int separator) {
   using nlohmann::ordered_json;
   const Config::Model& m = config.model;
-  ordered_json end_of_text = config.end_of_text >= 0 ? ordered_json(config.end_of_text) : ordered_json(), root;
+  ordered_json end_of_text = separator >= 0 ? ordered_json(separator) : ordered_json(), root;
   ordered_json own = config_json(config, {"model", "attention"});
-  if (config.attention.documents == Documents::separate) own["data"]["separator"] = config.end_of_text;
+  if (config.attention.documents == Documents::separate) own["data"]["separator"] = config.data.separator;
   if (is_gpt2(config)) {
     root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};
   } else {

@@ -41,8 +41,8 @@ class ArrayFiles {
 
 // config.json of a folder with model.safetensors. If the network is exactly GPT-2's (softmax, learned positions, D =
 // C/H), transformers' GPT2LMHeadModel reads it; any other has model_type "plusgpt" and names the classes in
-// MODELLING_FILE. Its key "plusgpt" holds our own settings. The text begins and ends with config.end_of_text, if any.
-std::string model_config_json(const Config& config);
+// MODELLING_FILE. Its key "plusgpt" holds our own settings. The text begins and ends with the separator, if any.
+std::string model_config_json(const Config& config, int separator);
 
 // Warnings if the output layer of `init`'s weights is not wte, or the config.json beside them describes another
 // computation with the same tensor shapes: transformers' GPT-2 has such settings, and so has ours.

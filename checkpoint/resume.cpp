@@ -34,7 +34,8 @@ ResumePoint named_resume_point(const std::string& resume, const std::string& nam
   return {is_own ? own : run.string(), is_step ? named : StepFolder{}, is_own, within};
 }
 
-std::optional<Checkpoint> resume_checkpoint(const ResumePoint& point, bool training) {
+// The checkpoint there, if there is one. Prints which are damaged, and sets these aside in run_dir.
+static std::optional<Checkpoint> resume_checkpoint(const ResumePoint& point, bool training) {
   std::vector<SkippedCheckpoint> skipped;
   std::optional<Checkpoint> found;
   if (point.step.path.empty()) {
@@ -70,18 +71,45 @@ std::optional<Checkpoint> resume_checkpoint(const ResumePoint& point, bool train
   return found;
 }
 
+ResumePoint find_resume_point(const Flags& flags, const Config& config, Comm& comm) {
+  bool training = flags.mode->makes_steps;
+  std::string own = "runs/" + config.name;
+  if (!flags.resuming && !training && config.init.empty() && !step_folders(own).empty())
+    user_error(
+        "command line: %s has checkpoints, but without --resume the weights would be random; give --resume, or --set "
+        "init=DIR for other weights, or another name (--set name=...) for random ones",
+        own.c_str());
+  if (!flags.resuming) return {};
+  ResumePoint found = named_resume_point(flags.resume, config.name);
+  const std::string& run = found.run;
+  if (flags.overwrite && found.within)
+    user_error(
+        "command line: --resume continues %s and --overwrite deletes it; give only one of them, or another name "
+        "(--set name=...)",
+        run.c_str());
+  if (flags.is(Mode::train) && found.own && is_folder(run) && comm.first())
+    found.run_dir = std::make_unique<RunDir>(config.name);
+  std::optional<Checkpoint>& from = found.from;
+  if (comm.first()) from = resume_checkpoint(found, training);
+  std::string path = comm.broadcast(from ? from->path : ""), checksum = comm.broadcast(from ? from->checksum : "");
+  if (!from && !path.empty()) {
+    std::string problem = read_checkpoint(path, training, &from.emplace());
+    if (problem.empty() && from->checksum != checksum) problem = "it is not the one of that name that rank 0 sees";
+    if (!problem.empty())
+      failure("checkpoint: %s: %s; all ranks must see the same runs/", path.c_str(), problem.c_str());
+  }
+  if (!from && !(training && found.own))
+    user_error("command line: --resume: %s is neither a step_* folder nor a run that holds one", run.c_str());
+  if (!from) std::printf("%s has no checkpoint yet: starting afresh\n", run.c_str());
+  return found;
+}
+
 std::optional<RunState> newest_state(const ResumePoint& point) {
   std::vector<StepFolder> folders = {point.step};
   if (point.step.path.empty()) folders = step_folders(point.run);
   std::optional<RunState> state;
   for (size_t i = 0; i < folders.size() && !state; i++) state = read_state(folders[i].path);
   return state;
-}
-
-std::optional<Config> settings_at_start(const ResumePoint& point, int64_t start) {
-  std::optional<RunState> state = newest_state(point);
-  if (state && (state->step == start || state->config.optimizer.schedule_start == start)) return state->config;
-  return std::nullopt;
 }
 
 std::string described(const DataFile& file) {

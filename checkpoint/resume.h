@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "settings/config.h"
+#include "ranks/comm.h"
+#include "settings/command_line.h"
 
 // The folder without a trailing slash, and the N of step_N: 0 if it is not a step folder.
 StepFolder named_folder(const std::string& path);
@@ -26,22 +27,19 @@ struct ResumePoint {
 // Without the last two.
 ResumePoint named_resume_point(const std::string& resume, const std::string& name);
 
-// The checkpoint there, verified (training: as for read_checkpoint); none if the run has none yet. Prints which
-// are damaged, and sets the damaged ones aside in run_dir. A user_error if there are checkpoints but none is intact.
-std::optional<Checkpoint> resume_checkpoint(const ResumePoint& point, bool training);
+// Finds where --resume asks to start; rank 0 chooses the checkpoint, which all verify. A user_error if --resume names
+// nothing that can be resumed, or if random weights would be used instead of the run's checkpoints.
+ResumePoint find_resume_point(const Flags& flags, const Config& config, Comm& comm);
 
 // The state of the newest checkpoint there that can be read, not verified yet; none if there is none.
 std::optional<RunState> newest_state(const ResumePoint& point);
-// The settings of that checkpoint, if it is at step `start` or its schedule began there.
-std::optional<Config> settings_at_start(const ResumePoint& point, int64_t start);
 
 std::string checkpoint_before(const std::string& run, int64_t step);  // the newest one before `step`, "" if none
 
 std::string described(const DataFile& file);  // "a.bin" of 1000 tokens (CHECKSUM)
 
 // A user_error that lists old and new values, if they make it another run; else prints what changes.
-// batch.micro = 0 in `now` means the
-// checkpoint's.
+// batch.micro = 0 in `now` means the checkpoint's.
 // train, val: the files of `now`; val is not compared if the run did not or does not evaluate.
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
                     const std::vector<DataFile>& val);

@@ -12,12 +12,12 @@ using nlohmann::ordered_json;
 
 // ---- the windows
 
-EvalWindows diagnostics_windows(const Config& config, const std::vector<Shard>& shards, int length) {
+EvalWindows diagnostics_windows(const Config& config, int separator, const std::vector<Shard>& shards, int length) {
   if (config.diagnostics.tokens < length)
     user_error(
         "config: diagnostics.tokens = %ld is less than one window of %d tokens; raise it, or name a shorter length%s",
         config.diagnostics.tokens, length, source_tag(source_of(config, {"diagnostics.tokens"})).c_str());
-  return windows_of(config, shards, "diagnostics.start", config.diagnostics.start, false, length,
+  return windows_of(config, separator, shards, "diagnostics.start", config.diagnostics.start, false, length,
                     config.diagnostics.tokens);
 }
 
@@ -289,7 +289,7 @@ bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shar
   const ordered_json learned = learned_by_head(model);
   bool finite = true;
   for (int length : lengths) {
-    const EvalWindows windows = diagnostics_windows(config, shards, length);
+    const EvalWindows windows = diagnostics_windows(config, model.facts().separator, shards, length);
     int64_t count = windows.count;
     int batch = diagnostics_batch(config, length);
     LayerSums empty{std::vector<double>(H * (REACH + reach_bins(length))),

@@ -10,7 +10,7 @@
 //   sink rate   percentage of (window, layer, head) in which the mean of p_i1 over the first 64 rows is above 0.3
 //   M-Act       mean over the layers of the largest |x|, x the residual stream that leaves a layer
 // Windows of L tokens do not overlap. With diagnostics.start = any they follow one another, as those of an evaluation;
-// with document each begins at a config.end_of_text, and may hold more documents. Memory is linear in L. Ranks take
+// with document each begins at the separator, and may hold more documents. Memory is linear in L. Ranks take
 // batches of windows in turn, and all get the result.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
@@ -20,7 +20,7 @@
 #include "eval/evaluate.h"
 
 // The windows of this length. A user_error if the shards or diagnostics.tokens hold none.
-EvalWindows diagnostics_windows(const Config& config, const std::vector<Shard>& shards, int length);
+EvalWindows diagnostics_windows(const Config& config, int separator, const std::vector<Shard>& shards, int length);
 
 // Looks at each of the lengths, prints tables and writes lines. The model must have been made with config.diagnoses and
 // for eval_rows(config, lengths) rows. Returns whether the residual streams are finite.

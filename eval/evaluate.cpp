@@ -13,8 +13,8 @@ static int batch_of(const Config& config, int length, int64_t windows) {
   return int(std::min<int64_t>(eval_batch(config, length), windows));
 }
 
-int batch_of(const Config& config, const std::vector<Shard>& shards, int length) {
-  return batch_of(config, length, eval_windows(config, shards, length, config.eval.tokens).count);
+int batch_of(const Config& config, int separator, const std::vector<Shard>& shards, int length) {
+  return batch_of(config, length, eval_windows(config, separator, shards, length, config.eval.tokens).count);
 }
 
 size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
@@ -38,30 +38,31 @@ void write_new_file(const Config& config, const char* key, const std::string& pa
   write_text_file(path, text);
 }
 
-EvalWindows windows_of(const Config& config, const std::vector<Shard>& shards, const char* key, WindowStart start,
-                       bool within, int window, int64_t tokens) {
+EvalWindows windows_of(const Config& config, int separator, const std::vector<Shard>& shards, const char* key,
+                       WindowStart start, bool within, int window, int64_t tokens) {
   WindowReader reader(shards, window, config.model.vocab, "data.val");
   if (start == WindowStart::any) return {reader, std::min(tokens / window, reader.windows())};
-  int64_t too_short = reader.begin_with_documents({config.end_of_text, within, tokens / window});
+  int64_t too_short = reader.begin_with_documents({separator, within, tokens / window});
   if (reader.windows() == 0)
     user_error(
         "config: %s = document, but data.val has no %d tokens in a row that begin with the token between documents, "
         "%s%s; use %s=any, or a shorter length%s",
         key, window,
-        config.end_of_text < 0 ? "which is not known: data.separator names it (GPT-2's is 50256)"
-                               : std::to_string(config.end_of_text).c_str(),
+        separator < 0 ? "which is not known: data.separator names it (GPT-2's is 50256)"
+                      : std::to_string(separator).c_str(),
         within ? ", and are of one document" : "", key, source_tag(source_of(config, {key})).c_str());
   return {reader, reader.windows(), too_short};
 }
 
-EvalWindows eval_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens) {
+EvalWindows eval_windows(const Config& config, int separator, const std::vector<Shard>& shards, int length,
+                         int64_t tokens) {
   int window = config.eval.window(length);
   if (tokens < window)
     user_error(
         "config: eval.tokens = %ld is less than one window of %d tokens; raise eval.tokens or evaluate a shorter "
         "length  [%s]",
         tokens, window, config.file.c_str());
-  return windows_of(config, shards, "eval.start", config.eval.start, true, window, tokens);
+  return windows_of(config, separator, shards, "eval.start", config.eval.start, true, window, tokens);
 }
 
 // Edges of the bins of positions, eight to an octave where that is more than one position: 0, the distinct values of
@@ -151,7 +152,7 @@ struct Sums {
 std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                                    int length, int64_t tokens, const Stop& stop) {
   const Config& config = model.config();
-  const auto [reader, windows, too_short] = eval_windows(config, shards, length, tokens);
+  const auto [reader, windows, too_short] = eval_windows(config, model.facts().separator, shards, length, tokens);
   int whole = reader.T(), counted = config.eval.targets(length);
   int batch = batch_of(config, length, windows);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size()), above(inputs.size());
@@ -215,6 +216,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
   report.tokens = int64_t(sum(labels.by_window, 0, int(windows)));
   report.windows = int64_t(exact.size());
   report.too_short = too_short;
+  report.separator = model.facts().separator;
   report.position_edges = position_edges(counted);
   report.loss = mean(loss, 0, counted);
   report.last_loss = mean(loss, counted - std::min(1024, counted), counted);
@@ -298,7 +300,7 @@ void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& m
   if (!origin.checksum.empty()) fields["of"]["weights_xxh64"] = origin.checksum;
   if (!r.tokenizer.empty()) fields["of"]["tokenizer"] = r.tokenizer;
   if (eval.start == WindowStart::document || config.attention.documents == Documents::separate)
-    fields["of"]["separator"] = config.end_of_text;
+    fields["of"]["separator"] = r.separator;
   if (config.has_eval_window(r.length))
     fields["of"].update({{"window", eval.key_window}, {"sink_tokens", eval.sink_tokens}});
   if (!suffix)

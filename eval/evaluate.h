@@ -1,7 +1,7 @@
 // Validation loss by length, the measurement for which this program was written.
 // Windows of W tokens do not overlap and never cross a shard's end; they are taken in order, through the shards in
 // order, until floor(tokens / W) are used (fewer if the shards end). With eval.start = document a window is the first W
-// tokens of a document, with config.end_of_text, which begins it; documents of fewer tokens are left out, and the last
+// tokens of a document, with the separator, which begins it; documents of fewer tokens are left out, and the last
 // target may be the next document's beginning. The model sees the last L tokens of each, and the loss is the mean
 // cross-entropy, in nats, over the last S targets. With eval.mode = windows, W = S = L. With suffix, W is the longest
 // of eval.lengths and S = min(1024, the shortest), so the losses at all lengths are of the same targets, and only the
@@ -35,6 +35,7 @@ struct EvalReport {
   } difference;
   std::vector<DataFile> data;                // the shards that the windows come from
   std::string tokenizer;                     // that made them, as text; "": unknown
+  int separator = -1;                        // the token between documents
   int64_t too_short = 0;                     // documents that were left out
   int64_t tokens = 0, windows = 0;           // targets used, with labels those that have one; windows with such targets
   std::vector<int> position_edges;           // 0 .. L: bin i has the positions from edge i to before edge i + 1
@@ -60,15 +61,16 @@ struct EvalWindows {
 };
 
 // The windows at this length, for a check before a run begins too: the same user_errors.
-EvalWindows eval_windows(const Config& config, const std::vector<Shard>& shards, int length, int64_t tokens);
+EvalWindows eval_windows(const Config& config, int separator, const std::vector<Shard>& shards, int length,
+                         int64_t tokens);
 
 // Those of `window` tokens, as many as `tokens` holds. key: of the setting that is `start`. within: those that begin
 // with a document also end in it. A user_error if there are none.
-EvalWindows windows_of(const Config& config, const std::vector<Shard>& shards, const char* key, WindowStart start,
-                       bool within, int window, int64_t tokens);
+EvalWindows windows_of(const Config& config, int separator, const std::vector<Shard>& shards, const char* key,
+                       WindowStart start, bool within, int window, int64_t tokens);
 
 // How many windows of this length evaluate() computes at once.
-int batch_of(const Config& config, const std::vector<Shard>& shards, int length);
+int batch_of(const Config& config, int separator, const std::vector<Shard>& shards, int length);
 
 // Reads the last `length` tokens of `count` windows into inputs and targets [batch, length] and, where labels are
 // values, `values`. The rest of the batch is filled with the last window, so that all batches have one size.

@@ -43,15 +43,10 @@ void check_vocabulary(const Tokenizer& tokenizer, const Config& config) {
       tokenizer_kind_names[int(config.generate.tokenizer)], tokens, vocab);
 }
 
-// The token between documents, -1 if there is none; while the settings are checked, the tokenizer's.
-static int separator_of(const Config& config, const Tokenizer& tokenizer) {
-  return config.end_of_text >= 0 ? config.end_of_text : tokenizer.end_of_text();
-}
-
-std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, const std::string& prompt) {
+std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, int separator,
+                               const std::string& prompt) {
   check_vocabulary(tokenizer, config);
   std::vector<int> tokens = tokenizer.encode(prompt);
-  int separator = separator_of(config, tokenizer);
   if (tokens.empty()) tokens = {separator >= 0 ? separator : '\n'};
   return tokens;
 }
@@ -80,7 +75,7 @@ static void extend(Model& model, std::vector<int>& tokens, int window, const Con
 
 void generate(Model& model, const Tokenizer& tokenizer, const Config::Generate& settings, uint64_t seed,
               const std::function<void(const std::string&)>& print, const std::function<bool()>& stop) {
-  std::vector<int> tokens = prompt_tokens(tokenizer, model.config(), settings.prompt);
+  std::vector<int> tokens = prompt_tokens(tokenizer, model.config(), model.facts().separator, settings.prompt);
   std::mt19937_64 random(seed);
   std::string text;  // decoded but not printed yet
   print(settings.prompt);
@@ -107,7 +102,8 @@ void generate_text(Model& model) {
   std::printf("\n");
 }
 
-std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& tokenizer, const Config& config) {
+std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& tokenizer, const Config& config,
+                                     int separator) {
   std::vector<FilePrompt> prompts;
   int number = 0;
   for (const std::string& line : split(read_utf8_file(path, "--generate-file", size_t(1) << 32, Pipes::taken), '\n')) {
@@ -122,7 +118,7 @@ std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& t
           "--generate-file: %s has a \"completion\", which the model's own would replace; give it another name, such "
           "as \"answer\"",
           where.c_str());
-    FilePrompt prompt{prompt_tokens(tokenizer, config, fields["prompt"]), ""};
+    FilePrompt prompt{prompt_tokens(tokenizer, config, separator, fields["prompt"]), ""};
     size_t tokens = prompt.tokens.size() + size_t(config.generate.tokens), context = size_t(config.model.context);
     if (config.model.position == Position::learned && tokens > context)
       user_error(
@@ -158,7 +154,7 @@ void generate_file(Model& model, const Tokenizer& tokenizer, const std::vector<F
     model.set_length(most);
     while (int(tokens.size()) < most && end == std::string::npos) {
       extend(model, tokens, most, settings, random);
-      if (tokens.back() == separator_of(config, tokenizer)) break;
+      if (tokens.back() == model.facts().separator) break;
       text = tokenizer.decode({tokens.begin() + before, tokens.end()});
       if (!settings.stop.empty()) end = text.find(settings.stop);
     }

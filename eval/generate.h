@@ -9,9 +9,10 @@
 #include "data/tokenizer.h"
 #include "train_gpt2.h"
 
-// The tokens from which a text starts: those of the prompt or, if it is empty, end-of-text (GPT-2) or a newline
-// (bytes).
-std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, const std::string& prompt);
+// The tokens from which a text starts: those of the prompt or, if it is empty, the separator, or a newline if there is
+// none.
+std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config, int separator,
+                               const std::string& prompt);
 
 // A user_error if the model's vocabulary is not the tokenizer's, or that and a few tokens more: a size rounded up, or
 // special tokens. prompt_tokens() calls it.
@@ -31,7 +32,8 @@ struct FilePrompt {
 };
 // Reads a file of JSON objects, one a line, each with a text "prompt". A user_error names the line that is something
 // else, that has tokens beyond the model's vocabulary, or whose text would be longer than learned positions.
-std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& tokenizer, const Config& config);
+std::vector<FilePrompt> read_prompts(const std::string& path, const Tokenizer& tokenizer, const Config& config,
+                                     int separator);
 // The tokens of the longest prompt with its completion, rounded up: the length for the memory plan.
 int longest_text(const std::vector<FilePrompt>& prompts, const Config& config);
 // Writes each line's other fields with the completion, as JSON lines. A completion has at most generate.tokens tokens

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <limits>
+#include <cstdint>
 #include <optional>
 
 #include "base/file.h"
@@ -48,7 +48,7 @@ static bool for_windows_in_order(Model& model, const char* what, int length, int
 
 void predict(Model& model, const std::vector<Shard>& shards, const std::string& file) {
   const Config& config = model.config();
-  int T = config.model.context, K = config.model.head.outputs, batch = batch_of(config, shards, T);
+  int T = config.model.context, K = config.model.head.outputs, batch = batch_of(config, -1, shards, T);
   std::vector<Shard> inputs_only = shards;
   for (Shard& shard : inputs_only) shard.labels = nullptr;
   WindowReader reader(inputs_only, T, config.model.vocab, "data.val");
@@ -76,8 +76,8 @@ void write_token_losses(Model& model, const std::vector<Shard>& shards, const st
   const std::vector<float> no_losses(4096, NAN);
   for (int length : config.eval.lengths) {
     int whole = config.eval.window(length), counted = config.eval.targets(length);
-    int batch = batch_of(config, shards, length);
-    const WindowReader reader = eval_windows(config, shards, length, std::numeric_limits<int64_t>::max()).reader;
+    int batch = batch_of(config, model.facts().separator, shards, length);
+    const WindowReader reader = eval_windows(config, model.facts().separator, shards, length, INT64_MAX).reader;
     std::vector<int> inputs(size_t(batch) * length), targets(inputs.size());
     std::vector<float> losses(inputs.size()), labels(inputs.size() * config.model.head.outputs);
     auto compute = [&](float* values, int64_t first, int count) {

@@ -16,7 +16,7 @@
 #include "data/tokenizer.h"
 
 // Each followed by its names, as those of attention/settings.h; the name "": filled in.
-enum class Precision { automatic, fp32, bf16 };  // automatic: bf16 on a GPU, fp32 on the CPU, by prepare_device()
+enum class Precision { automatic, fp32, bf16 };  // automatic: bf16 on a GPU, fp32 on the CPU
 inline constexpr const char* precision_names[] = {"", "fp32", "bf16"};
 enum class InitMissing { make, refuse };
 inline constexpr const char* init_missing_names[] = {"make", "refuse"};
@@ -88,7 +88,7 @@ struct Config {
     std::vector<std::string> val = {"data/shards/fineweb10B/fineweb_val_*.bin"};
     std::vector<std::string> labels, val_labels;  // none: the next tokens
     bool shuffle = true;
-    int separator = -1;  // the token between documents; -1: as end_of_text. Set by open_data() if they are separate
+    int separator = -1;  // the token between documents; -1: found by find_separator(), and set if they are separate
   } data;
 
   struct Batch {
@@ -197,8 +197,6 @@ struct Config {
   std::vector<std::string> warnings;           // complete sentences, to be printed once
   bool trains = true;                          // false: the settings of an evaluation, or of a checkpoint
   bool diagnoses = false;                      // diagnostics will be asked for, by --diagnostics or diagnostics.every
-  int end_of_text = -1;                        // the token between documents of the data; -1: none, or unknown
-  std::vector<int> document_lengths;           // in windows of data.train, of separate documents (find_separator())
 };
 
 // Reads the file, then the --set texts ("key=value") over it, checks everything and fills in what is derived. null: as

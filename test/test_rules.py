@@ -22,7 +22,7 @@ INCLUDES = {
   "settings": {"base", "attention", "data"},
   "ranks": {"base", "kernels"},
   "model": {"kernels", "attention", "settings", "ranks"},
-  "checkpoint": {"base", "data", "settings", "model"},
+  "checkpoint": {"base", "data", "settings", "ranks", "model"},
   "eval": {"base", "data", "ranks", "model", "checkpoint"},
   "training": {"base", "kernels", "data", "settings", "ranks", "model", "checkpoint", "eval"},
   "main": {"base", "data", "ranks", "checkpoint", "eval", "training"},

@@ -13,7 +13,7 @@
 #include "checkpoint/resume.h"
 #include "settings/table.h"
 
-Facts facts_of(const std::string& version, const Flags& flags, const Config& config, const Data& data) {
+Facts settings_facts(const std::string& version, const Flags& flags, const Config& config) {
   const char* products = std::getenv("PLUSGPT_MATMUL");
   auto given = [](bool flag) { return flag ? "given" : "not given"; };
   Facts facts = {{"version of the program", version},
@@ -24,19 +24,18 @@ Facts facts_of(const std::string& version, const Flags& flags, const Config& con
                  {"--remeasure", given(flags.remeasure)}};
   for (const ModeRow& mode : modes()) facts[mode.flag] = given(flags.is(mode.mode));
   facts.erase("");  // training
-  facts["the token between documents"] = std::to_string(config.end_of_text);
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))
     if (!row.may_differ_between_ranks) facts[row.key] = value_text(row);
-  for (auto& [key, files] : {std::pair("data.train", &data.train_files), std::pair("data.val", &data.val_files)})
-    for (size_t i = 0; i < files->size(); i++) facts[format("%s, shard %zu", key, i + 1)] = described((*files)[i]);
-  for (const Benchmark& benchmark : data.benchmarks) facts["task " + valid_utf8(benchmark.name)] = benchmark.checksum;
   return facts;
 }
 
-Facts init_facts(const Config& config) {
-  Facts facts;
-  if (!config.init.empty()) try {
+Facts input_facts(const Config& config, const Data& data, int separator, bool continues) {
+  Facts facts = {{"the token between documents", std::to_string(separator)}};
+  for (auto& [key, files] : {std::pair("data.train", &data.train_files), std::pair("data.val", &data.val_files)})
+    for (size_t i = 0; i < files->size(); i++) facts[format("%s, shard %zu", key, i + 1)] = described((*files)[i]);
+  for (const Benchmark& benchmark : data.benchmarks) facts["task " + valid_utf8(benchmark.name)] = benchmark.checksum;
+  if (!continues && !config.init.empty()) try {
       for (const std::string& path : weight_files(named_folder(config.init).path))
         facts["init, the content of " + std::filesystem::path(path).filename().string()] = sampled_checksum(path);
     } catch (const UserError&) {

@@ -12,14 +12,15 @@
 
 using Items = std::vector<int>;
 
-static Evaluation losses_by_length(const Flags& flags, const Config& config, const Data& data) {
+static Evaluation losses_by_length(const Flags& flags, const Config& config, const Data& data, int separator) {
+  for (int length : config.eval.lengths) eval_windows(config, separator, data.val, length, config.eval.tokens);
   const char* type = flags.is(Mode::eval) ? "eval" : "val";
   return {.asked = flags.is(Mode::eval),
           .every = config.eval.every,
           .items = config.eval.lengths,
           .not_finite = "a loss is not finite (bad weights, or overflow on these data)",
           .lengths = config.eval.lengths,
-          .batch = [&data](const Config& config, int length) { return batch_of(config, data.val, length); },
+          .batch = [&data, separator](const Config& c, int length) { return batch_of(c, separator, data.val, length); },
           .type = "val",
           .item_of = [eval = config.eval](const auto& line) { return length_of(line, eval); },
           .run =
@@ -70,7 +71,8 @@ static Evaluation benchmarks(const Flags& flags, const Config& config, const Dat
                      const Items& items) { return evaluate_benchmarks(context, data.benchmarks, items, samples); }};
 }
 
-static Evaluation diagnostics(const Flags& flags, const Config& config, const Data& data) {
+static Evaluation diagnostics(const Flags& flags, const Config& config, const Data& data, int separator) {
+  for (int length : config.eval.lengths) diagnostics_windows(config, separator, data.val, length);
   return {.asked = flags.is(Mode::diagnostics),
           .every = config.diagnostics.every,
           .items = config.eval.lengths,
@@ -83,13 +85,13 @@ static Evaluation diagnostics(const Flags& flags, const Config& config, const Da
                          const Items& lengths) { return diagnose_lengths(context, data.val, lengths); }};
 }
 
-std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, bool evaluates,
-                                         int rank) {
+std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, int separator,
+                                         bool evaluates, int rank) {
   std::vector<Evaluation> evaluations;
-  if (evaluates) evaluations.push_back(losses_by_length(flags, config, data));
+  if (evaluates) evaluations.push_back(losses_by_length(flags, config, data, separator));
   if (flags.is(Mode::passkey)) evaluations.push_back(passkey(config, data.tokenizer, rank));
   if (!data.benchmarks.empty()) evaluations.push_back(benchmarks(flags, config, data));
-  if (config.diagnoses) evaluations.push_back(diagnostics(flags, config, data));
+  if (config.diagnoses) evaluations.push_back(diagnostics(flags, config, data, separator));
   return evaluations;
 }
 

@@ -9,7 +9,7 @@
 
 #include "eval/eval_context.h"
 #include "settings/command_line.h"
-#include "training/start.h"
+#include "training/data.h"
 
 struct Evaluation {
   bool asked;              // by a flag: the program does this and ends
@@ -28,8 +28,8 @@ struct Evaluation {
 
 // The evaluations of a run, in their order; evaluates: the losses by length are one. Reads and checks what they need; a
 // user_error if that does not fit the model. Rank 0 writes passkey.examples. `data` must stay where it is.
-std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, bool evaluates,
-                                         int rank);
+std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, int separator,
+                                         bool evaluates, int rank);
 
 // Whether something is due after this step: it is done after each `every` steps (0: never), and after step `last` if
 // given.

@@ -6,6 +6,7 @@
 #include "base/checksum.h"
 #include "base/utf8.h"
 #include "checkpoint/hugging_face.h"
+#include "checkpoint/resume.h"
 #include "data/gpt2_bpe.h"
 
 using nlohmann::ordered_json;

@@ -3,7 +3,7 @@
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 
-#include "training/start.h"
+#include "training/data.h"
 
 // {"data.train", "data.labels", "data.val", "data.val_labels": as data_json();
 //  "init": [{"name", "xxh64"}] of its weight files, whole; "checkpoint": the checksum of the one that was loaded;

@@ -89,7 +89,7 @@ struct Training {
   SpikeGuard spikes_{config_.optimizer.skip_spikes, state_.spikes};
   int64_t first_ = state_.step;                          // the step it begins from
   int64_t saved_ = comm_.broadcast(newest_step(path_));  // the step of the newest checkpoint, 0: none yet
-  double flops_per_token_ = flops_per_token(config_);
+  double flops_per_token_ = flops_per_token(config_, model_.facts().documents);
   double peak_flops_ = config_.precision == Precision::bf16 ? device_.peak_bf16_flops * comm_.size() : 0;
   double saved_at_ = seconds_now();
   bool warned_ = false;  // of steps without labels

@@ -107,7 +107,7 @@ static std::string what_fits(Config config, ModelSize size, size_t budget) {
   return offers.empty() ? "no length fits: use a smaller model, or more memory" : "it fits with " + offers;
 }
 
-ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
+ModelSize plan_run(Config config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
                    Comm& comm) {
   lengths.push_back(config.model.context);
   int longest = *std::max_element(lengths.begin(), lengths.end());
@@ -128,6 +128,7 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
   }
   if (training) resolve_batch(config, ranks, std::max(1, largest));
   else config.batch.micro = std::max(1, largest);
+  size.micro = config.batch.micro;
   size.eval_rows = eval_rows(config, lengths);
   MemoryRows rows = memory_rows(config, size);
   std::string table;
@@ -151,9 +152,10 @@ ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> le
   return size;
 }
 
-std::string work_text(const Config& config, int64_t step, int ranks) {
+std::string work_text(const Config& config, int64_t step, int ranks, const std::vector<int>& documents) {
   int64_t steps = config.train.steps - step;
-  double flops = flops_per_token(config) * double(steps) * double(config.batch.tokens), rate = config.plan.tflops;
+  double flops = flops_per_token(config, documents) * double(steps) * double(config.batch.tokens);
+  double rate = config.plan.tflops;
   std::string text = format("%.3g FLOP in %ld steps", flops, steps);
   if (rate > 0) text += format(", %.3g hours at %g TFLOP/s a rank", flops / (rate * 1e12 * ranks * 3600), rate);
   return text;

@@ -15,6 +15,7 @@ struct ModelSize {   // what a model is made for
   int eval_length;   // the longest sequence
   bool training;
   int ranks;
+  int micro = 0;  // batch.micro, as plan_run() chose it
 };
 
 // The memory of a run with config.batch.micro on the device, in bytes by name: the model's arrays and, on a GPU, what
@@ -28,10 +29,11 @@ size_t total_bytes(const MemoryRows& rows);
 // will be evaluated. before: a resumed run's micro batch (0 for a new run), kept because another one rounds sums
 // differently. All ranks get the same plan.
 // With config.plan.ranks set, the plan is for that many ranks, not for comm's.
-ModelSize plan_run(Config& config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
+ModelSize plan_run(Config config, const DeviceInfo& device, std::vector<int> lengths, bool training, int before,
                    Comm& comm);
 // The work of the run's steps after `step`, "8e+18 FLOP in 19,073 steps", and the hours if plan.tflops is given.
-std::string work_text(const Config& config, int64_t step, int ranks);
+// documents: as for flops_per_token().
+std::string work_text(const Config& config, int64_t step, int ranks, const std::vector<int>& documents = {});
 
 // --dry-run with plan.memory: prints the plan of a training run on another GPU. Allocates nothing. evaluates: at
 // eval.lengths. started: the ranks, if plan.ranks names none. from: the state from which --resume continues.

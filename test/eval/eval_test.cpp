@@ -207,7 +207,7 @@ TEST_F(Evaluation, WindowsOfDocuments) {
   for (const auto& [L, mode, tokens, places, too_short] : cases) {
     Config config = small_config(
         "fp32", {"eval.start=document", std::string("eval.mode=") + mode, "eval.batch=2", "eval.lengths=12,29"});
-    config.end_of_text = 60;
+    config.data.separator = 60;
     auto model = evaluated_model(config, 2 * 40, 40, 100);
     int W = config.eval.window(L), S = config.eval.targets(L), count = int(places.size());
     std::vector<int> inputs, targets;
@@ -234,8 +234,7 @@ TEST_F(Evaluation, WindowsOfDocuments) {
   }
   Config config = small_config("fp32", {"eval.start=document"});
   for (int end_of_text : {60, -1}) {
-    config.end_of_text = end_of_text;
-    expect_user_error([&] { eval_windows(config, shards, end_of_text < 0 ? 12 : 55, 1000); },
+    expect_user_error([&] { eval_windows(config, end_of_text, shards, end_of_text < 0 ? 12 : 55, 1000); },
                       {"eval.start = document", end_of_text < 0 ? "not known" : "60, and are of one document",
                        "eval.start=any, or a shorter length"});
   }

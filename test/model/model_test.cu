@@ -486,8 +486,8 @@ TEST(Model, OperationsOfATokenAreThoseOfItsProducts) {
   expect({"model.head.outputs=7", "data.labels=x"}, 11, 61 * 24);
   Config config = small_config("fp32", {"attention.documents=separate", "attention.window=3"});
   auto full = flops_per_token(config);
-  config.document_lengths = {2, 9, 11};  // of two windows: 3, 24 and 30 keys where there are 2 x 30 and 132 joined
-  EXPECT_NEAR(full - flops_per_token(config), 6 * 2 * 18 * 11 * (60 - 57) / 132.0, 1e-6 * full);
+  // Documents of two windows: 3, 24 and 30 keys where there are 2 x 30 and 132 joined.
+  EXPECT_NEAR(full - flops_per_token(config, {2, 9, 11}), 6 * 2 * 18 * 11 * (60 - 57) / 132.0, 1e-6 * full);
 }
 
 // ---- snapshots

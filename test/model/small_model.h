@@ -15,9 +15,7 @@ inline Config small_config(const std::string& precision, const std::vector<std::
                                   "model.context=11", "model.vocab=61", "model.mlp_ratio=3", "batch.tokens=44",
                                   "batch.micro=4",    "data.train=x",   "data.val=x",        "precision=" + precision};
   all.insert(all.end(), sets.begin(), sets.end());
-  Config config = parse_config("{}", "test", all);
-  config.end_of_text = config.data.separator;
-  return config;
+  return parse_config("{}", "test", all);
 }
 
 inline bool is_built(const Config& config) {
@@ -71,7 +69,7 @@ inline std::unique_ptr<Model> small_model(const Config& config) {
   return model;
 }
 inline std::unique_ptr<Model> evaluated_model(const Config& config, size_t rows, int length, unsigned seed = 7) {
-  auto model = make_model(config, rows, length, false);
+  auto model = make_model(config, rows, length, false, Comm::alone(), {config.data.separator});
   randomise(*model, seed);
   return model;
 }

@@ -48,7 +48,7 @@ class Separator(Workspace):
     self.bad(**{**SEPARATE, "data__separator": 256}, names=["data.separator = 256", "model.vocab = 256"])
     self.bad(attention__layers=["joined"], names=["attention.layers", 'attention.documents = "separate"'])
     self.describe(end_of_text=300)
-    self.bad(attention__documents="separate", names=["these data say 300", "model.vocab = 256", "set data.separator"])
+    self.bad(attention__documents="separate", names=["X.json of a shard says 300", "vocab = 256", "set data.separator"])
     self.bad(**SEPARATE, model__position="learned", eval__lengths=[32], names=["eval.lengths = 32", "learned"])
 
   def test_it_is_counted(self):
@@ -59,7 +59,7 @@ class Separator(Workspace):
                  (self.bytes_of(f"train_00000{n}.bin")[1024::2][:-1] for n in range(2)))
     said = self.ok("--dry-run", attention__documents="separate", data__separator=ord(" ")).stdout
     count, tokens, mean = re.search(r"documents: (\d+) of (\S+) tokens in windows of data.train are the separator, 32: "
-                                    r"a row has (\S+) keys .* of 8.5 joined", said).groups()
+                                    r"a row has (\S+) keys .* of 8.5 joined; .* from data.separator\n", said).groups()
     self.assertEqual((int(count), tokens), (spaces, "944"))
     self.assertLess(float(mean), 4)
     said = self.ok("--dry-run", attention__documents="separate", data__separator=1)
@@ -81,7 +81,8 @@ class Separator(Workspace):
 
   def test_a_shard_names_it(self):
     self.describe(ord(","))
-    self.assertIn("are the separator, 44:", self.ok("--dry-run", attention__documents="separate").stdout)
+    self.assertRegex(self.ok("--dry-run", attention__documents="separate").stdout,
+                     "are the separator, 44: .* comes from the X.json of a shard\n")
     self.describe(ord("."), ["train_000001"])
     self.assertIn("of another tokenizer (t, 256 tokens, 46 between documents",
                   self.ok("--dry-run", attention__documents="separate").stderr)
@@ -99,6 +100,7 @@ class Separator(Workspace):
         done = self.ok("--resume", "runs/tiny/step_00000002", attention__documents="separate", train__steps=4,
                        checkpoint__every=2, eval__every=4)
         self.assertEqual("46 between documents" in done.stderr, says is not None)
+        self.assertIn("comes from the checkpoint\n", done.stdout)
         self.assertEqual(self.bytes_of("runs/tiny/step_00000004/model.safetensors"), bits)
         for what in ((), ("--eval",), ("--diagnostics",), ("--generate", "a")):
           self.bad("--resume", *what, attention__documents="separate", data__separator=46, train__steps=4,

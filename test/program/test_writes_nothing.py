@@ -97,7 +97,7 @@ class WritesNothing(Workspace):
     for path in ("config.json", "val.bin", "runs/tiny/metrics.jsonl", "runs/tiny/config.json",
                  "runs/tiny/step_00000004/model.safetensors"):
       before = self.bytes_of(path)
-      self.bad("--per-token-losses", path, names=["would be lost"], wrote_nothing=False)
+      self.bad("--per-token-losses", path, "--resume", names=["would be lost"], wrote_nothing=False)
       self.assertEqual(self.bytes_of(path), before)
 
   def test_a_dry_run_checks_what_a_run_refuses(self):

@@ -276,8 +276,9 @@ class Starts(RankRuns):
           "attention__kind": "lssar"},
          ["train.steps: 9 here, 10 at rank 0", "seed: 7 here", "model.layers: 3", "batch.tokens: 64 here",
           "eval.every: 3", 'precision: "bf16"', 'attention.kind: "lssar" here, "softmax" at rank 0']),
-        ({"flags": ["--dry-run", "--resume"], "init": "runs/other/step_00000001", "data__train": "train_000001.bin"},
-         ["--dry-run: given here, not given at rank 0", "--resume: \"latest\" here", "data.train, shard 2: none here"]),
+        ({"flags": ["--dry-run", "--resume"], "init": "runs/other/step_00000001"},
+         ["--dry-run: given here, not given at rank 0", "--resume: \"latest\" here"]),
+        ({"data__train": "train_000001.bin"}, ["data.train, shard 2: none here"]),
         ({"flags": ["--diagnostics"]}, ["--diagnostics: given here, not given at rank 0"]),
         ({"init": "runs/other/step_00000001"}, [r"init, .*: \w{16} here, none at rank 0"])):
       *codes, errors = self.pair(**changes)
@@ -306,18 +307,18 @@ class Starts(RankRuns):
     *codes, errors = self.pair(["--resume"], other, init="nowhere")  # a resumed run does not read init
     self.assertEqual((codes, errors), ([0, 0], ""))
     self.remove_checkpoints(10)
-    self.run_ok("--overwrite", name="changed", seed=3, train__steps=5)
-    shutil.rmtree(os.path.join(other, "runs/tiny/step_00000005"))
-    shutil.copytree(self.path("runs/changed/step_00000005"), os.path.join(other, "runs/tiny/step_00000005"))
-    *codes, errors = self.pair(["--resume"], other)
-    self.assertEqual(codes, [1, 1])
-    self.assertRegex(errors, "^rank 1: checkpoint: .*step_00000005: .* all ranks must see the same runs/")
     with open(os.path.join(other, "train_000001.bin"), "r+b") as file:  # the same size, other content
       file.seek(1200)
       file.write(b"a")
     *codes, errors = self.pair(["--resume"], other)
     self.assertEqual(codes, [2, 2])
     self.assertRegex(errors, r'data\.train, shard 2: "train_000001.bin" of \d+ tokens \(\w+\) here, "train_000001.bin"')
+    self.run_ok("--overwrite", name="changed", seed=3, train__steps=5)
+    shutil.rmtree(os.path.join(other, "runs/tiny/step_00000005"))
+    shutil.copytree(self.path("runs/changed/step_00000005"), os.path.join(other, "runs/tiny/step_00000005"))
+    *codes, errors = self.pair(["--resume"], other)
+    self.assertEqual(codes, [1, 1])
+    self.assertRegex(errors, "^rank 1: checkpoint: .*step_00000005: .* all ranks must see the same runs/")
 
   def test_information_needs_no_ranks(self):
     for environment in (torchrun(2)[1], {"RANK": "x"}):

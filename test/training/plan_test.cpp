@@ -19,7 +19,8 @@ Config gpt2(const std::string& memory, std::vector<std::string> sets = {}) {
 std::string answer(Config& config) {
   DeviceInfo device{"a GPU", true, 0, size_t(size_in_bytes(config.plan.memory)), 0};
   testing::internal::CaptureStdout();
-  std::string error = error_of([&] { plan_run(config, device, config.eval.lengths, true, 0, Comm::alone()); });
+  std::string error = error_of(
+      [&] { config.batch.micro = plan_run(config, device, config.eval.lengths, true, 0, Comm::alone()).micro; });
   return testing::internal::GetCapturedStdout() + error;
 }
 
