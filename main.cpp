@@ -320,11 +320,13 @@ void Program::ask() {
     warn("%s may not be written: results are printed, but not added to it", file.c_str());
   else if (comm().first()) run_dir = std::make_unique<RunDir>(config_.name);
   MetricsLog metrics = begun_metrics(run_dir.get());
-  WeightsOrigin origin{"random", step_};
-  if (resume_point_.from)
-    origin = {resume_point_.from->path, step_, resume_point_.from->state.tokens, resume_point_.from->checksum};
-  else if (!config_.init.empty()) origin.path = named_folder(config_.init).path;
-  if (identity_.contains("init")) origin.checksum = checksum_text(identity_["init"].dump());
+  // Without a checkpoint they are those with which the run begins.
+  WeightsOrigin origin{config_.name, config_.init.empty() ? "random" : named_folder(config_.init).path};
+  if (const std::optional<Checkpoint>& from = resume_point_.from)
+    origin = {from->state.config.name, from->path, step_, from->state.tokens, from->checksum};
+  else
+    origin.checksum = checksum_text((identity_.contains("init") ? identity_["init"].dump() : "") +
+                                    config_json(config_, {"seed", "model", "attention"}).dump());
   for (const Evaluation& evaluation : evaluations_)
     if (evaluation.asked && !evaluation.run({*model_, origin, metrics, {}}, evaluation.items))
       failure("%s", evaluation.not_finite);

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -21,14 +20,15 @@ MetricsLog::MetricsLog(const std::string& path) : file_(File::open_to_append(pat
   if (end < size) file_.truncate(end);
 }
 
-int64_t integer_of(const json& line, const char* key, int64_t absent) {
+// A field of a line; `absent` if there is none, or one of another type.
+static int64_t integer_of(const json& line, const char* key, int64_t absent) {
   auto found = line.find(key);
   return found != line.end() && found->is_number_integer() ? found->get<int64_t>() : absent;
 }
 
-std::string text_of(const json& line, const char* key, const char* absent) {
+static std::string text_of(const json& line, const char* key) {
   auto found = line.find(key);
-  return found != line.end() && found->is_string() ? found->get<std::string>() : absent;
+  return found != line.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
 void MetricsLog::write(const char* type, const ordered_json& fields) {
@@ -45,8 +45,13 @@ void MetricsLog::write(const char* type, const ordered_json& fields) {
   }
 }
 
-// Whether the line is of a run's weights as it trained, not of a checkpoint.
-static bool is_of_training(const json& line) { return step_in_name(text_of(line, "weights", "")) == 0; }
+// Whether the line was written while training, not of weights in a file. Older programs named these by their folder, or
+// used another type.
+static bool is_of_training(const json& line) {
+  auto weights = line.find("weights");
+  if (weights != line.end() && weights->is_object()) return !weights->contains("xxh64");
+  return text_of(line, "type") != "eval" && step_in_name(text_of(line, "weights")) == 0;
+}
 
 // Tells of the steps up to this one that have no line, which training from here does not repeat.
 static void warn_of_missing(const std::string& path, const std::set<int64_t>& found, int64_t step) {
@@ -67,22 +72,19 @@ void rewind_metrics(const std::string& path, int64_t step) {
   for_each_json_line(path, [&](const std::string& whole, const json& line) {
     number++;
     if (line.empty() && damaged == 0) damaged = number;
-    static const std::set<std::string> repeated = {"train", "val", "skip", "groups", "diagnostics", "task"};
-    bool again = repeated.contains(text_of(line, "type", "")) && is_of_training(line);
     int64_t at = integer_of(line, "step", -1);
-    if (at <= step || !again) kept += whole;
-    if (at > 0 && at <= step && text_of(line, "type", "") == "train") trained.insert(at);
+    if (at <= step || !is_of_training(line)) kept += whole;
+    if (at > 0 && at <= step && text_of(line, "type") == "train") trained.insert(at);
   });
   if (damaged > 0) warn("%s: line %ld is damaged and is ignored", path.c_str(), damaged);
   warn_of_missing(path, trained, step);
   replace_text_file(path, kept);
 }
 
-std::vector<json> training_lines(const std::string& path, const char* type, int64_t step) {
-  std::vector<json> lines;
+std::set<std::string> evaluated_ids(const std::string& path, int64_t step) {
+  std::set<std::string> ids;
   for_each_json_line(path, [&](const std::string&, const json& line) {
-    if (text_of(line, "type", "") == type && is_of_training(line) && integer_of(line, "step", -1) == step)
-      lines.push_back(line);
+    if (integer_of(line, "step", -1) == step && is_of_training(line)) ids.insert(text_of(line, "id"));
   });
-  return lines;
+  return ids;
 }

@@ -4,8 +4,8 @@
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
-#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -28,12 +28,9 @@ class MetricsLog {
   File file_;
 };
 
-// Before a run resumes from `step`: removes what was written while training after it (train, val, skip, groups,
-// diagnostics and task lines), which will be written again, and a torn last line. Lines of evaluations that asked for a
-// checkpoint stay. A reader finds the old file or the new one, never a part.
+// Before a run resumes from `step`: removes what was written while training after it, which will be written again, and
+// a torn last line. Lines of evaluations that asked for weights in a file, whose checksum they have, stay. A reader
+// finds the old file or the new one, never a part.
 void rewind_metrics(const std::string& path, int64_t step);
-// The lines of this type and step that were written while training.
-std::vector<nlohmann::json> training_lines(const std::string& path, const char* type, int64_t step);
-// A field of a line; `absent` if there is none, or one of another type.
-int64_t integer_of(const nlohmann::json& line, const char* key, int64_t absent);
-std::string text_of(const nlohmann::json& line, const char* key, const char* absent);
+// The `id` of each evaluation after this step that was made while training.
+std::set<std::string> evaluated_ids(const std::string& path, int64_t step);

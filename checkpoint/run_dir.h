@@ -2,7 +2,7 @@
 //   name                 made by                       read by                     removed by
 //   .lock                RunDir()                      RunDir()                    nothing
 //   config.json          begin_run()                   ./train runs/NAME, scripts  begin_run() replaces it
-//   metrics.jsonl        MetricsLog                    training_lines(), scripts   start_fresh()
+//   metrics.jsonl        MetricsLog                    evaluated_ids(), scripts    start_fresh()
 //   old_metrics.jsonl    start_fresh()                 nothing                     nothing
 //   step_N               publish_step()                read_checkpoint(), init     keep_newest(), start_fresh()
 //   bad_step_N           set_aside()                   nothing                     start_fresh(overwrite)

@@ -12,6 +12,8 @@
 #include "base/text.h"
 #include "eval/evaluate.h"
 
+using nlohmann::ordered_json;
+
 namespace {
 
 int max_length(const Config& config) {
@@ -211,22 +213,32 @@ BenchmarkReport benchmark_report(const Benchmark& benchmark, const BenchmarkAnsw
   return report;
 }
 
+// The fields of a line that say what was asked.
+static ordered_json question(const Config& config, const Benchmark& benchmark) {
+  int length = max_length(config);
+  return {{"task", benchmark.name},
+          {"n", benchmark.examples.size()},
+          {"max_length", length},
+          {"xxh64", benchmark.checksum},
+          {"of", conditions_at(config, length)}};
+}
+
+std::string benchmark_id(const Config& config, const Benchmark& benchmark) {
+  return evaluation_id(question(config, benchmark));
+}
+
 static void write_line(const EvalContext& context, const Benchmark& benchmark, const BenchmarkReport& r) {
-  nlohmann::ordered_json fields = {{"step", context.origin.step},
-                                   {"tokens", context.origin.tokens},
-                                   {"task", benchmark.name},
-                                   {"n", benchmark.examples.size()},
-                                   {"acc", r.acc},
-                                   {"acc_norm", r.acc_norm},
-                                   {"acc_bytes", r.acc_bytes},
-                                   {"acc_norm_tokens", r.acc_norm_tokens},
-                                   {"stderr", r.standard_error},
-                                   {"margin", r.margin},
-                                   {"chance", r.chance},
-                                   {"max_length", max_length(context.model.config())},
-                                   {"cut", r.cut},
-                                   {"xxh64", benchmark.checksum},
-                                   {"weights", context.origin.path}};
+  const Config& config = context.model.config();
+  ordered_json fields = line_of(context.origin, benchmark_id(config, benchmark));
+  fields.update(question(config, benchmark));
+  fields.update({{"acc", r.acc},
+                 {"acc_norm", r.acc_norm},
+                 {"acc_bytes", r.acc_bytes},
+                 {"acc_norm_tokens", r.acc_norm_tokens},
+                 {"stderr", r.standard_error},
+                 {"margin", r.margin},
+                 {"chance", r.chance},
+                 {"cut", r.cut}});
   if (benchmark.texts) fields.update({{"word_perplexity", r.word_perplexity}, {"bits_per_byte", r.bits_per_byte}});
   context.metrics.write("task", fields);
 }

@@ -49,6 +49,9 @@ std::optional<BenchmarkAnswers> benchmark_answers(Model& model, const Benchmark&
 
 BenchmarkReport benchmark_report(const Benchmark& benchmark, const BenchmarkAnswers& answers, int max_length);
 
+// The identity of the questions (evaluation_id()).
+std::string benchmark_id(const Config& config, const Benchmark& benchmark);
+
 // Asks the benchmarks with these numbers, prints a table, and writes a line for each. samples: if not empty, the
 // log-likelihoods are written to this file, as JSON lines; a user_error if it exists. Returns whether all are finite.
 // If it is stopped, the benchmarks that are complete are written.

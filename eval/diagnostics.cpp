@@ -195,8 +195,7 @@ static double mean(const ordered_json& layers, const char* field) {
   return sum / count;
 }
 
-static ordered_json report_of(const std::vector<LayerSums>& all, const Config& config, int length, int64_t sequences,
-                              const WeightsOrigin& origin) {
+static ordered_json report_of(const std::vector<LayerSums>& all, const Config& config, int length, int64_t sequences) {
   ordered_json layers = ordered_json::array();
   double sinks = 0, largest = 0, gate = 0, gates = 0, count = double(all.size());
   size_t fields = REACH + size_t(reach_bins(length));
@@ -206,13 +205,7 @@ static ordered_json report_of(const std::vector<LayerSums>& all, const Config& c
     largest += sums.largest[0] / count;
     if (layers.back()["gate"].is_number()) gate += layers.back()["gate"].get<double>(), gates++;
   }
-  return {{"step", origin.step},
-          {"tokens", origin.tokens},
-          {"length", length},
-          {"sequences", sequences},
-          {"start", window_start_names[int(config.diagnostics.start)]},
-          {"weights", origin.path},
-          {"first_token", rounded(mean(layers, "first"))},
+  return {{"first_token", rounded(mean(layers, "first"))},
           {"sink_rate", rounded(100 * sinks / (double(sequences) * count * config.model.heads))},
           {"entropy", rounded(mean(layers, "entropy"))},
           {"entropy_norm", rounded(mean(layers, "entropy_norm"))},
@@ -281,7 +274,25 @@ static void print_learned(const ordered_json& learned) {
 
 // ---- all of it
 
-bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<int>& lengths) {
+// The fields of a line that say what was looked at.
+static ordered_json question(const Config& config, int separator, const std::vector<Shard>& shards,
+                             const std::vector<DataFile>& files, int length) {
+  EvalWindows windows = diagnostics_windows(config, separator, shards, length);
+  ordered_json of = conditions_at(config, length);
+  of["data"] = data_json(files_of(windows, shards, files));
+  return {{"length", length},
+          {"sequences", windows.count},
+          {"start", window_start_names[int(config.diagnostics.start)]},
+          {"of", of}};
+}
+
+std::string diagnostics_id(const Config& config, int separator, const std::vector<Shard>& shards,
+                           const std::vector<DataFile>& files, int length) {
+  return evaluation_id(question(config, separator, shards, files, length));
+}
+
+bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                      const std::vector<int>& lengths) {
   Model& model = context.model;
   const Config& config = model.config();
   Comm& comm = model.comm();
@@ -313,7 +324,10 @@ bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shar
       constexpr int INFINITE = 0xff << 8;  // this bin and those above are of infinities and NaN
       finite = finite && std::all_of(sums.sizes.begin() + INFINITE, sums.sizes.end(), [](double n) { return n == 0; });
     }
-    ordered_json report = report_of(layers, config, length, count, context.origin);
+    ordered_json asked = question(config, model.facts().separator, shards, files, length),
+                 report = line_of(context.origin, evaluation_id(asked));
+    report.update(asked);
+    report.update(report_of(layers, config, length, count));
     AttentionSettings attention = config.attention_at(length);
     if (attention.window) report.update({{"window", attention.window}, {"sink_tokens", attention.sink_tokens}});
     if (!learned.is_null()) report["learned"] = learned;

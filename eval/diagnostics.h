@@ -22,9 +22,14 @@
 // The windows of this length. A user_error if the shards or diagnostics.tokens hold none.
 EvalWindows diagnostics_windows(const Config& config, int separator, const std::vector<Shard>& shards, int length);
 
+// The identity of what is looked at there (evaluation_id()).
+std::string diagnostics_id(const Config& config, int separator, const std::vector<Shard>& shards,
+                           const std::vector<DataFile>& files, int length);
+
 // Looks at each of the lengths, prints tables and writes lines. The model must have been made with config.diagnoses and
 // for eval_rows(config, lengths) rows. Returns whether the residual streams are finite.
-bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<int>& lengths);
+bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
+                      const std::vector<int>& lengths);
 int diagnostics_batch(const Config& config, int length);  // windows at once
 
 // What the heads learned: {"attn.sink": [L] of [H], ...} of every parameter that is a number for each head; null for a

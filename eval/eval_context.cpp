@@ -2,8 +2,37 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
+#include "base/checksum.h"
 #include "base/progress.h"
+
+using nlohmann::ordered_json;
+
+std::string evaluation_id(const ordered_json& what) {
+  ordered_json content = what;
+  if (content.contains("of") && content["of"].contains("data"))
+    for (ordered_json& file : content["of"]["data"]) file.erase("name");
+  return checksum_text(content.dump());
+}
+
+ordered_json conditions_at(const Config& config, int length) {
+  RopeScaling scaling = length > config.model.context ? config.eval.rope_scaling : RopeScaling::none;
+  ordered_json conditions = {{"precision", precision_names[int(config.precision)]},
+                             {"rope_scaling", rope_scaling_names[int(scaling)]}};
+  if (config.has_eval_window(length))
+    conditions.update({{"window", config.eval.key_window}, {"sink_tokens", config.eval.sink_tokens}});
+  return conditions;
+}
+
+ordered_json line_of(const WeightsOrigin& origin, const std::string& id) {
+  ordered_json line = {{"id", id},
+                       {"step", origin.step},
+                       {"tokens", origin.tokens},
+                       {"weights", {{"run", origin.run}, {"path", origin.path}}}};
+  if (!origin.checksum.empty()) line["weights"]["xxh64"] = origin.checksum;
+  return line;
+}
 
 bool for_batches_of_rank(Comm& comm, int64_t count, int batch, const Stop& stop,
                          const std::function<void(int64_t first, int n)>& f) {

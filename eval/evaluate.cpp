@@ -9,6 +9,8 @@
 
 #include "base/text.h"
 
+using nlohmann::ordered_json;
+
 static int batch_of(const Config& config, int length, int64_t windows) {
   return int(std::min<int64_t>(eval_batch(config, length), windows));
 }
@@ -111,21 +113,34 @@ static void add_difference(EvalReport& report, const EvalReport& from) {
   report.difference = {from.length, report.loss - from.loss, standard_error(differences, report.weights)};
 }
 
-// Fills the shards that the windows come from, with their label files, and bits per byte: the nats of a token in bits,
-// times the tokens and over the bytes of these whole shards, which for the evaluated windows alone are not known.
-static void add_data(EvalReport& report, const WindowReader& reader, const std::vector<Shard>& shards,
-                     const std::vector<DataFile>& files, int64_t windows, int targets) {
+// The shards that the first windows come from.
+static std::vector<size_t> shards_of(const WindowReader& reader, int64_t windows) {
+  std::vector<size_t> used;
+  for (size_t i = 0; i <= reader.shard_of(windows - 1); i++)
+    if (reader.has_windows(i)) used.push_back(i);
+  return used;
+}
+
+std::vector<DataFile> files_of(const EvalWindows& windows, const std::vector<Shard>& shards,
+                               const std::vector<DataFile>& files) {
+  std::vector<size_t> used = shards_of(windows.reader, windows.count);
+  std::vector<DataFile> found;
+  for (size_t i : used) found.push_back(files[i]);
+  for (size_t i : used)
+    if (shards[i].labels) found.push_back(files[shards.size() + i]);
+  return found;
+}
+
+// Fills the tokenizer, and bits per byte: the nats of a token in bits, times the tokens and over the bytes of the whole
+// shards that the windows come from, which for the evaluated windows alone are not known.
+static void add_bytes(EvalReport& report, const WindowReader& reader, const std::vector<Shard>& shards, int64_t windows,
+                      int targets) {
   double tokens = 0, bytes = 0;
-  std::vector<DataFile> labels;
-  for (size_t i = 0; i <= reader.shard_of(windows - 1); i++) {
-    if (!reader.has_windows(i)) continue;
-    report.data.push_back(files[i]);
-    if (shards[i].labels) labels.push_back(files[shards.size() + i]);
+  for (size_t i : shards_of(reader, windows)) {
     if (shards[i].vocabulary.known()) report.tokenizer = shards[i].vocabulary.text();
     tokens += double(shards[i].tokens);
     bytes += shards[i].text_bytes > 0 ? double(shards[i].text_bytes) : NAN;
   }
-  report.data.insert(report.data.end(), labels.begin(), labels.end());
   if (report.tokens < windows * targets || std::isnan(report.perplexity)) return;  // not all text is predicted
   report.bits_per_byte = report.loss / std::numbers::ln2 * tokens / bytes;
 }
@@ -149,8 +164,8 @@ struct Sums {
 
 }  // namespace
 
-std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
-                                   int length, int64_t tokens, const Stop& stop) {
+std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
+                                   const Stop& stop) {
   const Config& config = model.config();
   const auto [reader, windows, too_short] = eval_windows(config, model.facts().separator, shards, length, tokens);
   int whole = reader.T(), counted = config.eval.targets(length);
@@ -233,7 +248,7 @@ std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shard
     for (auto [from, to] : bins) report.accuracy_by_position.push_back(mean(right, from, to));
   }
   add_spread(report);
-  add_data(report, reader, shards, files, windows, counted);
+  add_bytes(report, reader, shards, windows, counted);
   return report;
 }
 
@@ -269,16 +284,40 @@ static std::vector<double> rounded(std::vector<double> values) {
   return values;
 }
 
-void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& metrics, const char* type,
-                const EvalReport& r) {
+LossQuestion loss_question(const Config& config, int separator, const std::vector<Shard>& shards,
+                           const std::vector<DataFile>& files, int length) {
   const Config::Eval& eval = config.eval;
-  bool suffix = eval.mode == EvalMode::suffix;
-  nlohmann::ordered_json fields = {{"step", origin.step},
-                                   {"tokens", origin.tokens},
-                                   {"mode", eval_mode_names[int(eval.mode)]},
-                                   {"length", r.length}};
-  if (eval.start == WindowStart::document) fields.update({{"start", "document"}, {"too_short", r.too_short}});
-  if (suffix) fields.update({{"context_of", eval.window(r.length)}, {"suffix", eval.targets(r.length)}});
+  EvalWindows windows = eval_windows(config, separator, shards, length, eval.tokens);
+  ordered_json fields = {{"mode", eval_mode_names[int(eval.mode)]}}, of = ordered_json::object();
+  if (eval.mode == EvalMode::suffix)
+    fields.update({{"context_of", eval.window(length)}, {"suffix", eval.targets(length)}});
+  if (eval.start == WindowStart::document) fields["start"] = "document", of["separator"] = separator;
+  if (config.model.head.outputs > 0) of["outputs"] = config.model.head.outputs;
+  if (!config.data.val_labels.empty()) of["label_mean"] = label_mean_names[int(config.train.label_mean)];
+  ordered_json series = fields;
+  series["of"] = of;
+  series["of"].update({{"data", data_json(files)},
+                       {"tokens_asked", eval.tokens},
+                       {"precision", precision_names[int(config.precision)]},
+                       {"rope_scaling", rope_scaling_names[int(eval.rope_scaling)]},
+                       {"window", eval.key_window},
+                       {"sink_tokens", eval.sink_tokens}});
+  of.update({{"data", data_json(files_of(windows, shards, files))}, {"windows", windows.count}});
+  of.update(conditions_at(config, length));
+  fields.update({{"length", length}, {"of", of}});
+  return {fields, evaluation_id(fields), evaluation_id(series)};
+}
+
+void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& metrics, const char* type,
+                const LossQuestion& question, const EvalReport& r) {
+  bool suffix = config.eval.mode == EvalMode::suffix;
+  ordered_json fields = line_of(origin, question.id);
+  fields["series"] = question.series;
+  fields.update(question.fields);
+  fields["of"].update({{"tokens_asked", config.eval.tokens}, {"tokens", r.tokens}, {"windows", r.windows}});
+  if (!r.tokenizer.empty()) fields["of"]["tokenizer"] = r.tokenizer;
+  if (config.attention.documents == Documents::separate) fields["of"]["separator"] = r.separator;
+  if (config.eval.start == WindowStart::document) fields["too_short"] = r.too_short;
   fields.update({{"loss", r.loss},
                  {"stderr", r.standard_error},
                  {"perplexity", r.perplexity},
@@ -290,36 +329,15 @@ void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& m
   if (suffix)
     fields["difference"] = {
         {"from", r.difference.from}, {"loss", r.difference.loss}, {"stderr", r.difference.standard_error}};
-  else fields["last_loss"] = r.last_loss;
-  fields["of"] = {{"data", data_json(r.data)},
-                  {"tokens_asked", eval.tokens},
-                  {"tokens", r.tokens},
-                  {"windows", r.windows},
-                  {"rope_scaling", rope_scaling_names[int(eval.rope_scaling)]},
-                  {"weights", origin.path}};
-  if (!origin.checksum.empty()) fields["of"]["weights_xxh64"] = origin.checksum;
-  if (!r.tokenizer.empty()) fields["of"]["tokenizer"] = r.tokenizer;
-  if (eval.start == WindowStart::document || config.attention.documents == Documents::separate)
-    fields["of"]["separator"] = r.separator;
-  if (config.has_eval_window(r.length))
-    fields["of"].update({{"window", eval.key_window}, {"sink_tokens", eval.sink_tokens}});
-  if (!suffix)
-    fields.update({{"position_edges", r.position_edges},
+  else
+    fields.update({{"last_loss", r.last_loss},
+                   {"position_edges", r.position_edges},
                    {"by_position", rounded(r.by_position)},
                    {"accuracy_by_position", rounded(r.accuracy_by_position)}});
   fields["window_losses"] = rounded(r.window_losses);
   if (!config.data.val_labels.empty() && config.train.label_mean == LabelMean::batch)
     fields["window_labels"] = std::vector<int64_t>(r.group_weights.begin(), r.group_weights.end());
   metrics.write(type, fields);
-}
-
-int length_of(const nlohmann::json& line, const Config::Eval& eval) {
-  int length = int(integer_of(line, "length", 0));
-  bool alike = text_of(line, "mode", "windows") == eval_mode_names[int(eval.mode)] &&
-               text_of(line, "start", "any") == window_start_names[int(eval.start)] &&
-               integer_of(line, "context_of", length) == eval.window(length) &&
-               integer_of(line, "suffix", length) == eval.targets(length);
-  return alike ? length : -1;
 }
 
 bool evaluate_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
@@ -336,7 +354,7 @@ bool evaluate_lengths(const EvalContext& context, const std::vector<Shard>& shar
   std::optional<EvalReport> shortest;
   bool finite = true;
   for (int length : order) {
-    std::optional<EvalReport> report = evaluate(context.model, shards, files, length, eval.tokens, context.stop);
+    std::optional<EvalReport> report = evaluate(context.model, shards, length, eval.tokens, context.stop);
     if (!report) return finite;
     if (suffix) {
       if (!shortest) shortest = report;
@@ -345,7 +363,8 @@ bool evaluate_lengths(const EvalContext& context, const std::vector<Shard>& shar
     if (std::find(lengths.begin(), lengths.end(), length) == lengths.end()) continue;
     finite = finite && std::isfinite(report->loss);
     print(eval, context.origin.step, *report, type);
-    write_line(config, context.origin, context.metrics, type, *report);
+    LossQuestion question = loss_question(config, report->separator, shards, files, length);
+    write_line(config, context.origin, context.metrics, type, question, *report);
   }
   return finite;
 }

@@ -11,7 +11,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
@@ -33,8 +33,7 @@ struct EvalReport {
     int from = 0;
     double loss = 0, standard_error = NAN;
   } difference;
-  std::vector<DataFile> data;                // the shards that the windows come from
-  std::string tokenizer;                     // that made them, as text; "": unknown
+  std::string tokenizer;                     // that made the shards, as text; "": unknown
   int separator = -1;                        // the token between documents
   int64_t too_short = 0;                     // documents that were left out
   int64_t tokens = 0, windows = 0;           // targets used, with labels those that have one; windows with such targets
@@ -47,11 +46,10 @@ struct EvalReport {
   std::vector<double> group_weights;         // [G], their sums of weights
 };
 
-// files: the names and checksums of the shards, for the report. A user_error if the
-// shards or `tokens` hold less than one window. length: in mode suffix, one of eval.lengths. The model must have been
-// made for at least eval_rows(config, {length}) rows.
-std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
-                                   int length, int64_t tokens, const Stop& stop = {});
+// A user_error if the shards or `tokens` hold less than one window. length: in mode suffix, one of eval.lengths. The
+// model must have been made for at least eval_rows(config, {length}) rows.
+std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
+                                   const Stop& stop = {});
 
 // Windows of validation text.
 struct EvalWindows {
@@ -68,6 +66,10 @@ EvalWindows eval_windows(const Config& config, int separator, const std::vector<
 // with a document also end in it. A user_error if there are none.
 EvalWindows windows_of(const Config& config, int separator, const std::vector<Shard>& shards, const char* key,
                        WindowStart start, bool within, int window, int64_t tokens);
+
+// The files that these windows come from: of shards, then of their labels. files: those of all shards, likewise.
+std::vector<DataFile> files_of(const EvalWindows& windows, const std::vector<Shard>& shards,
+                               const std::vector<DataFile>& files);
 
 // How many windows of this length evaluate() computes at once.
 int batch_of(const Config& config, int separator, const std::vector<Shard>& shards, int length);
@@ -88,10 +90,16 @@ int prompt_batch(const Config& config, int length);
 // written. Returns whether all losses are finite. If it is stopped, a resumed run evaluates the missing lengths.
 bool evaluate_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                       const std::vector<int>& lengths, const char* type);
-// The length of a val line whose mode, window and targets are these settings', or -1.
-int length_of(const nlohmann::json& line, const Config::Eval& eval);
+// What the losses at a length depend on besides the weights: the fields of their line that say it, and evaluation_id()
+// of these. series: that of what the lengths of one evaluation share.
+struct LossQuestion {
+  nlohmann::ordered_json fields;
+  std::string id, series;
+};
+LossQuestion loss_question(const Config& config, int separator, const std::vector<Shard>& shards,
+                           const std::vector<DataFile>& files, int length);
 void write_line(const Config& config, const WeightsOrigin& origin, MetricsLog& metrics, const char* type,
-                const EvalReport& report);
+                const LossQuestion& question, const EvalReport& report);
 
 // Writes a file that the setting `key` names. A user_error if it exists or cannot be created.
 void write_new_file(const Config& config, const char* key, const std::string& path, const std::string& text);

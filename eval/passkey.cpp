@@ -231,18 +231,22 @@ static void report(const EvalContext& context, const std::vector<PasskeyPrompt>&
   std::printf(" | %5.1f %5.1f  | %5.2f %6.2f | %7.1f\n", 100 * mean(exact), 100 * error, mean(nll), mean(rank),
               100 * control);
   std::fflush(stdout);
-  nlohmann::ordered_json fields = {{"step", context.origin.step},
-                                   {"form", passkey_form_names[int(config.passkey.form)]},
-                                   {"length", length},
-                                   {"trials", trials},
-                                   {"depths", depths},
-                                   {"exact", exact},
-                                   {"nll", nll},
-                                   {"rank", rank},
-                                   {"distance", distance},
-                                   {"control", control},
-                                   {"stderr", error},
-                                   {"weights", context.origin.path}};
+  nlohmann::ordered_json asked = {{"form", passkey_form_names[int(config.passkey.form)]},
+                                  {"length", length},
+                                  {"trials", trials},
+                                  {"depths", depths},
+                                  {"of", conditions_at(config, length)}};
+  Checksum tokens;
+  for (const PasskeyPrompt& prompt : prompts) tokens.add(prompt.tokens.data(), prompt.tokens.size() * sizeof(int));
+  asked["of"]["prompts_xxh64"] = tokens.text();
+  nlohmann::ordered_json fields = line_of(context.origin, evaluation_id(asked));
+  fields.update(asked);
+  fields.update({{"exact", exact},
+                 {"nll", nll},
+                 {"rank", rank},
+                 {"distance", distance},
+                 {"control", control},
+                 {"stderr", error}});
   AttentionSettings attention = config.attention_at(length);
   if (attention.window) fields.update({{"window", attention.window}, {"sink_tokens", attention.sink_tokens}});
   context.metrics.write("passkey", fields);

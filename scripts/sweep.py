@@ -211,7 +211,7 @@ def evaluated_otherwise(name, found):
   run = trained(name) and read_run(name)
   if not run or not run.own:
     return False
-  was = {"eval": run.own.evaluation, "data": dict(zip(("val", "val_labels"), run.own.patterns))}
+  was = {part: metrics.section(run.own.config, part) for part in ("eval", "data")}
   return any(was[part].get(key, value) != value for part in was for key, value in nested(found).get(part, {}).items()
              if only_evaluates(f"{part}.{key}") and key != "batch")
 
@@ -519,7 +519,7 @@ def summary(sweep, members, done, failed):
     evaluated = {str(n): e for n, e in sorted(metrics.evaluated(run).items())} if ended else {}
     losses = {n: e.loss for n, e in evaluated.items()}
     bits = {n: e.bits_per_byte for n, e in evaluated.items() if e.bits_per_byte}
-    shares = {key: {n: share for n, e in evaluated.items() if e.patterns[1] and (share := getattr(e, key)) is not None}
+    shares = {key: {n: share for n, e in evaluated.items() if e.labels and (share := getattr(e, key)) is not None}
               for key in results.SHARES}
     entries.append({"name": name, "labels": member.labels, "seed": member.seed, "state": state, "why": why,
                     "initial": run and metrics.initial_loss(run),

@@ -1,9 +1,8 @@
 #include "training/evaluations.h"
 
-#include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 
 #include "eval/benchmarks.h"
 #include "eval/diagnostics.h"
@@ -21,8 +20,10 @@ static Evaluation losses_by_length(const Flags& flags, const Config& config, con
           .not_finite = "a loss is not finite (bad weights, or overflow on these data)",
           .lengths = config.eval.lengths,
           .batch = [&data, separator](const Config& c, int length) { return batch_of(c, separator, data.val, length); },
-          .type = "val",
-          .item_of = [eval = config.eval](const auto& line) { return length_of(line, eval); },
+          .id_of =
+              [&config, &data, separator](int length) {
+                return loss_question(config, separator, data.val, data.val_files, length).id;
+              },
           .run =
               [&data, type](const EvalContext& context, const Items& lengths) {
                 return evaluate_lengths(context, data.val, data.val_files, lengths, type);
@@ -39,8 +40,7 @@ static Evaluation passkey(const Config& config, std::shared_ptr<Tokenizer> token
           .lengths = config.eval.lengths,
           .batch = prompt_batch,
           .by_row = true,
-          .type = "passkey",
-          .item_of = {},
+          .id_of = {},
           .run = [tokenizer, prompts](const EvalContext& context, const Items&) {
             return evaluate_passkey(context, *tokenizer, prompts);
           }};
@@ -56,33 +56,26 @@ static Evaluation benchmarks(const Flags& flags, const Config& config, const Dat
           .not_finite = "a log-likelihood is not finite (bad weights, or overflow on these examples)",
           .lengths = benchmark_lengths(config, data.benchmarks),
           .batch = prompt_batch,
-          .type = "task",
-          .item_of =
-              [&data](const auto& line) {
-                auto is_same = [&](const Benchmark& benchmark) {
-                  return benchmark.name == text_of(line, "task", "") &&
-                         benchmark.checksum == text_of(line, "xxh64", benchmark.checksum.c_str());
-                };
-                auto found = std::ranges::find_if(data.benchmarks, is_same);
-                return found == data.benchmarks.end() ? -1 : int(found - data.benchmarks.begin());
-              },
+          .id_of = [&config, &data](int number) { return benchmark_id(config, data.benchmarks[size_t(number)]); },
           .run = [&data, samples](
                      const EvalContext& context,
                      const Items& items) { return evaluate_benchmarks(context, data.benchmarks, items, samples); }};
 }
 
 static Evaluation diagnostics(const Flags& flags, const Config& config, const Data& data, int separator) {
-  for (int length : config.eval.lengths) diagnostics_windows(config, separator, data.val, length);
-  return {.asked = flags.is(Mode::diagnostics),
-          .every = config.diagnostics.every,
-          .items = config.eval.lengths,
-          .not_finite = "the residual stream is not finite (bad weights, or overflow on these data)",
-          .lengths = config.eval.lengths,
-          .batch = diagnostics_batch,
-          .type = "diagnostics",
-          .item_of = [](const auto& line) { return int(integer_of(line, "length", -1)); },
-          .run = [&data](const EvalContext& context,
-                         const Items& lengths) { return diagnose_lengths(context, data.val, lengths); }};
+  return {
+      .asked = flags.is(Mode::diagnostics),
+      .every = config.diagnostics.every,
+      .items = config.eval.lengths,
+      .not_finite = "the residual stream is not finite (bad weights, or overflow on these data)",
+      .lengths = config.eval.lengths,
+      .batch = diagnostics_batch,
+      .id_of =
+          [&config, &data, separator](int length) {
+            return diagnostics_id(config, separator, data.val, data.val_files, length);
+          },
+      .run = [&data](const EvalContext& context,
+                     const Items& lengths) { return diagnose_lengths(context, data.val, data.val_files, lengths); }};
 }
 
 std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, int separator,
@@ -103,7 +96,7 @@ std::vector<int> missing_items(const Evaluation& evaluation, const Config& confi
                                int64_t step) {
   Items items = due_items(evaluation, config, step);
   if (items.empty()) return items;
-  for (const nlohmann::json& line : training_lines(run + "/metrics.jsonl", evaluation.type, step))
-    std::erase(items, evaluation.item_of(line));
+  std::set<std::string> done = evaluated_ids(run + "/metrics.jsonl", step);
+  std::erase_if(items, [&](int item) { return done.contains(evaluation.id_of(item)); });
   return items;
 }

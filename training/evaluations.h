@@ -3,7 +3,6 @@
 // again after an interruption.
 #pragma once
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -20,14 +19,14 @@ struct Evaluation {
   std::vector<int> lengths;
   std::function<int(const Config&, int length)> batch;
   bool by_row = false;
-  const char* type;                                   // of its lines in metrics.jsonl
-  std::function<int(const nlohmann::json&)> item_of;  // the item that such a line is of; -1: none of these
+  std::function<std::string(int item)> id_of;  // evaluation_id() of an item; not needed if `every` is 0
   // Prints the results of these items and writes a line for each; returns whether they are finite.
   std::function<bool(const EvalContext&, const std::vector<int>& items)> run;
 };
 
 // The evaluations of a run, in their order; evaluates: the losses by length are one. Reads and checks what they need; a
-// user_error if that does not fit the model. Rank 0 writes passkey.examples. `data` must stay where it is.
+// user_error if that does not fit the model. Rank 0 writes passkey.examples. `config` and `data` must stay where they
+// are.
 std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, int separator,
                                          bool evaluates, int rank);
 

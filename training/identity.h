@@ -1,5 +1,6 @@
 // What a run is of, by content. A name says nothing once data, weights or a tokenizer were made again under it, so what
-// pools, compares or repeats runs reads this record (scripts/lib/metrics.py).
+// pools or repeats runs reads this record (scripts/lib/metrics.py). Evaluations say themselves what they are of
+// (evaluation_id()).
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 

@@ -121,7 +121,8 @@ bool Training::stopping() {
 // Runs all that is due after state_.step steps. Returns false if it was asked to stop.
 bool Training::evaluate() {
   int64_t step = state_.step;
-  EvalContext context{model_, {path_, step, step * config_.batch.tokens}, metrics_, [this] { return stopping(); }};
+  EvalContext context{
+      model_, {config_.name, path_, step, step * config_.batch.tokens}, metrics_, [this] { return stopping(); }};
   for (const Evaluation& evaluation : evaluations_) {
     std::vector<int> items = due_items(evaluation, config_, step);
     if (step == first_) items = comm_.broadcast(missing_items(evaluation, config_, path_, step));

@@ -1,7 +1,9 @@
 """Reads the metrics.jsonl of runs, for every script that needs them. Standard library only.
 
-Older files lack some fields: what their evaluations are of follows from the configuration in the latest "start" line
-before them. Unknown types and evaluations of an unknown "mode" are skipped.
+    rows = load("runs/NAME")  # training: one flat dict for each step; evaluations: one for each evaluation
+
+Evaluations of equal `id` are comparable, and those of equal `series` are one curve by length (docs/metrics.md): nothing
+here works out either. Lines of evaluations without an `id` are of an older program; they are counted and left out.
 """
 from __future__ import annotations
 import collections
@@ -16,7 +18,7 @@ import os
 import re
 import statistics
 import sys
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Iterator, NamedTuple
 
 from lib.common import UserError, read_json, stop
 
@@ -48,28 +50,23 @@ def section(settings: dict, name: str) -> dict:
   return found if isinstance(found, dict) else {}
 
 
-def flat(settings: dict, prefix: str = "") -> dict[str, object]:
-  """{"model.layers": 12, ...} of a nested configuration; lists as text."""
+def flat_row(entry: dict, prefix: str = "") -> dict[str, object]:
+  """{"model.layers": 12, ...} of nested objects."""
   result = {}
-  for key, value in settings.items():
-    if isinstance(value, dict):
-      result.update(flat(value, f"{prefix}{key}."))
-    else:
-      result[prefix + key] = value if isinstance(value, (bool, int, float, str)) else str(value)
+  for key, value in entry.items():
+    result.update(flat_row(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
   return result
+
+
+def flat(settings: dict) -> dict[str, object]:
+  """The same of a configuration; lists as text."""
+  return {key: value if isinstance(value, (bool, int, float, str)) else str(value)
+          for key, value in flat_row(settings).items()}
 
 
 def numbers(values: object) -> list:
   """The values if they are a list of numbers (or null, for a loss that exploded), else []."""
   return values if isinstance(values, list) and all(v is None or finite(v) is not None for v in values) else []
-
-
-def model_settings(config: dict) -> dict[str, object]:
-  """The settings, flat, that make an evaluation one of another model."""
-  found = {key: config.get(key) for key in ("model", "attention", "precision", "init")}
-  if section(config, "attention").get("documents") == "separate":
-    found["data"] = {"separator": section(config, "data").get("separator")}
-  return flat(found)
 
 
 UNKNOWN = "unknown"  # the content of what an older program began from
@@ -94,17 +91,53 @@ def contents(identity: dict, folder: str = "") -> dict[str, str]:
   return {"data.train": train, "init": content(identity.get("init"))}
 
 
-def weights_run(path: str) -> str:
-  """The folder of the run that a checkpoint's folder is in."""
-  return re.sub(r"(/old_steps(_\d+)?)?/step_\d{8,15}$", "", os.path.normpath(path))
+def lines_of(path: str, warn: bool = True) -> Iterator[tuple[dict, dict]]:
+  """(line, the configuration of the latest "start" line) of each that is a JSON object with a type and, but for "start"
+  lines, a step. A warning names the first damaged line; a UserError a number that cannot be."""
+  config, damaged = {}, []
+  with open(path, encoding="utf-8", errors="replace") as file:
+    for number, text in enumerate(file, 1):
+      try:
+        entry = json.loads(text)
+        entry.items()  # an AttributeError unless it is an object
+      except (ValueError, RecursionError, AttributeError):
+        damaged += [number] * text.endswith("\n")  # the last line may be half written
+        continue
+      try:
+        check_signs(entry)
+        if entry["type"] == "start":
+          config = {**entry["config"]}  # a TypeError unless it is an object
+        elif count(entry["step"]) < 0 or not isinstance(entry["type"], str):
+          continue
+      except (ValueError, LookupError, TypeError, OverflowError):
+        continue
+      except UserError as error:
+        raise UserError(f"{path}: line {number}: {error}")
+      yield entry, config
+  if damaged and warn:
+    more = f", and {len(damaged) - 1} more" if damaged[1:] else ""
+    print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
 
 
-def other_run(weights: object, config: dict) -> str:
-  """The folder of another run whose weights a line is of, or "" if they are those of the run that has `config`."""
-  weights, init = (os.path.normpath(str(value or "random")) for value in (weights, config.get("init")))
-  names = {os.path.basename(folder) for folder in (weights_run(weights), os.path.dirname(weights))}  # of any copy in it
-  mine = weights in ("random", init) or (config.get("name") or "") in ("", *names)  # by name: its folder may have moved
-  return "" if mine else weights_run(weights)
+class Rows(NamedTuple):
+  training: list[dict]
+  evaluations: list[dict]
+
+
+EVALUATIONS = "val", "eval", "task", "passkey", "diagnostics"  # types of lines
+OLDER = "of an older program, which did not write what they are of (./train RUN --eval --resume evaluates again)"
+
+
+def load(run: str) -> Rows:
+  """The rows of a run, flat as {"loss": 3.2, "of.precision": "bf16", "weights.run": "NAME", ...}: its "train" and
+  "skip" lines, and its evaluations of all types with an `id`."""
+  rows = Rows([], [])
+  for entry, _ in lines_of(metrics_file(run)):
+    if entry["type"] in ("train", "skip"):
+      rows.training.append(flat_row(entry))
+    elif entry["type"] in EVALUATIONS and isinstance(entry.get("id"), str):
+      rows.evaluations.append(flat_row(entry))
+  return rows
 
 
 class Evaluation:
@@ -115,94 +148,53 @@ class Evaluation:
   losses of consecutive groups of windows, or []; group g of G has windows [g windows / G, (g + 1) windows / G).
   weights: of each group in the loss: its windows, or its labels where the loss is their mean.
   targets: of mode "suffix", the windows' length and how many of the last targets of each count; else None.
-  elsewhere: the folder of another run whose weights were evaluated, or ""."""
+  run, loaded: the name of the run whose weights were evaluated, and their checksum, or None while it trained.
+  config: of its program."""
 
   def __init__(self, entry, config):
-    mode = entry.get("mode", "windows")
-    if mode not in ("windows", "suffix"):
-      raise ValueError("evaluated in another way")
-    self.targets = (count(entry["context_of"], 1), count(entry["suffix"], 1)) if mode == "suffix" else None
-    self.start = str(entry.get("start", "any"))
-    if self.start != "any" and (separator := section(entry, "of").get("separator")) is not None:
-      self.start += f" at token {separator}"
-    self.type, self.step, self.length = entry["type"], count(entry["step"]), count(entry["length"], 1)
-    self.loss, self.stderr, self.last_loss, self.bits_per_byte, self.time = (
-        finite(entry.get(key)) for key in ("loss", "stderr", "last_loss", "bits_per_byte", "time"))
+    row, self.config = flat_row(entry), config
+    self.id, self.series, self.run = row["id"], row["series"], row["weights.run"]
+    self.loaded = row.get("weights.xxh64")
+    self.targets = (count(row["context_of"], 1), count(row["suffix"], 1)) if row["mode"] == "suffix" else None
+    self.type, self.step, self.length = row["type"], row["step"], count(row["length"], 1)
+    for name in ("loss", "stderr", "last_loss", "bits_per_byte", "time", "accuracy", "accuracy_stderr", "exact",
+                 "exact_stderr"):
+      setattr(self, name, finite(row.get(name)))
     if self.loss is None:
       raise ValueError("no loss")
-    self.accuracy, self.accuracy_stderr, self.exact, self.exact_stderr = (
-        finite(entry.get(key)) for key in ("accuracy", "accuracy_stderr", "exact", "exact_stderr"))
     self.edges, self.by_position, self.accuracy_by_position = (
-        numbers(entry.get(key)) for key in ("position_edges", "by_position", "accuracy_by_position"))
-    bins = range(0, self.length, max(1, min(256, self.length // 32)))  # of older lines
-    if not self.edges and len(bins) == len(self.by_position):
-      self.edges = [*bins, self.length]
+        numbers(row.get(key)) for key in ("position_edges", "by_position", "accuracy_by_position"))
     if None in self.edges or len(self.edges) != len(self.by_position) + 1:
       self.by_position = []
     if len(self.accuracy_by_position) != len(self.by_position):
       self.accuracy_by_position = []
-    of, evaluation = section(entry, "of"), section(config, "eval")
-    self.evaluation = evaluation
-    self.shards = [(count(shard["tokens"]), str(shard.get("xxh64") or shard["name"])) for shard in of.get("data", [])]
-    val, labels = (section(config, "data").get(key) for key in ("val", "val_labels"))
-    self.patterns = val, labels
-    # what a loss is of: the next token, labels by one of two means, or the values of a regression head
-    self.predicted = (section(section(config, "model"), "head").get("outputs") or 0,
-                      section(config, "train").get("label_mean") if labels else None)
-    names = [shard["name"] for shard in of.get("data", [])] or val or "unknown data"
-    self.names = names if isinstance(names, list) else [names]
-    self.asked = of.get("tokens_asked", evaluation.get("tokens"))
-    self.rope_scaling = of.get("rope_scaling", evaluation.get("rope_scaling")) or "none"
-    window = evaluation.get("window") or 0
-    self.window = f"eval.window {window} and {window and evaluation.get('sink_tokens') or 0} sink tokens"
-    self.settings = model_settings(config)
-    self.windows = count(of.get("windows", 0))
-    self.elsewhere, self.loaded = other_run(of.get("weights"), config), of.get("weights_xxh64")
-    groups = numbers(entry.get("window_losses"))
+    self.shards = [(count(shard["tokens"]), str(shard["xxh64"])) for shard in row["of.data"]]
+    self.names = [os.path.basename(str(shard["name"])) for shard in row["of.data"]]
+    self.labels, self.windows = row.get("of.label_mean"), count(row["of.windows"])
+    self.settings = {"tokens asked": row["of.tokens_asked"], "eval.start": row.get("start"), **{
+        key: row.get("of." + key) for key in ("precision", "rope_scaling", "window", "sink_tokens", "separator")}}
+    groups = numbers(row.get("window_losses"))
     self.groups = groups if None not in groups and len(groups) <= self.windows else []
     bounds = [g * self.windows // max(1, len(self.groups)) for g in range(len(self.groups) + 1)]
     self.weights = [end - first for first, end in zip(bounds, bounds[1:])]
-    if labels and self.predicted[1] != "sequence":
-      self.weights = numbers(entry.get("window_labels"))  # which older lines lack
+    if self.labels == "batch":
+      self.weights = numbers(row.get("window_labels"))
       if len(self.weights) != len(self.groups) or not all(self.weights):
         self.groups = self.weights = []
-
-  def same_data(self, other):
-    """By what is predicted and the content of the shards. Of one data.val a length can need fewer shards than another,
-    and older lines do not name any."""
-    if self.predicted != other.predicted:
-      return False
-    mine, others = set(self.shards), set(other.shards)
-    return mine <= others or mine >= others if self.patterns == other.patterns else bool(mine) and mine == others
-
-  def same_targets(self):
-    """Evaluations in mode "suffix" have the same targets where these are equal."""
-    return self.targets, self.start, self.windows, tuple(self.shards)
 
   def data(self):
     """The names of its data, as text."""
     more = f" and {len(self.names) - 2} more" if len(self.names) > 2 else ""
-    return " ".join(os.path.basename(str(name)) for name in self.names[:2]) + more
+    return " ".join(self.names[:2]) + more
 
-  def differs(self, settings, own):
-    """What sets it apart from the settings of a run and from an evaluation of its own (or None), or ""."""
-    if self.elsewhere:
-      return f"of the weights of {self.elsewhere}"
-    other = [f"with {key}={value}" for key, value in self.settings.items() if settings.get(key, value) != value]
-    if other or not own:
-      return ", ".join(other[:1])
-    reasons = []
-    if not self.same_data(own):
-      reasons.append(f"of {self.data()}")
-    if self.asked != own.asked:
-      reasons.append(f"of {self.asked} tokens asked")
-    if self.rope_scaling != own.rope_scaling:
-      reasons.append(f"with rope_scaling {self.rope_scaling}")
-    if self.start != own.start:
-      reasons.append(f"with eval.start {self.start}")
-    if self.window != own.window:
-      reasons.append(f"with {self.window}")
-    return " and ".join(reasons)
+  def of(self, other=None):
+    """What it is of, as text: its data and the tokens asked for, or the settings in which it differs from another."""
+    shown = {"tokens asked": self.settings["tokens asked"]} if not other else {
+        key: value for key, value in self.settings.items() if value != other.settings[key]}
+    targets = ["the last %d targets in windows of %d" % self.targets[::-1]] if self.targets else []
+    name = lambda key, value: (f"no {key}" if value is None else f"{value} {key}" if key == "tokens asked" else
+                               f"{key} {value}")
+    return ", ".join([self.data(), *targets, *map(name, *zip(*shown.items()))] if shown else [self.data(), *targets])
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -324,108 +316,79 @@ class Run:
   """A run's metrics.jsonl.
 
   start, config: of the first "start" line. lines: the "train" and "skip" lines, whole. others: {type: [line]}, those of
-  other types and the run's own weights, unchecked except for their step. own: the evaluation that decides which
-  evaluations are the run's own (its last "val" line; without one its first "eval" line; if possible in mode "windows").
-  evaluations: those in mode "windows" that are of the same weights, settings, data, tokens asked for and rope scaling.
-  row: {length: evaluation} of the newest step among them. contexts: {length: evaluation} of its evaluations in mode
-  "suffix", of one step and the same targets: the set with the most lengths, the newest among equals. suffixes: those of
-  all steps with these targets. diagnostics: {length: Diagnosis} of the last step that has any with the run's own
-  window. learned: {step: (time, learned_by_head())} of the steps with any. left_out: {"of other.bin": how many} of all
-  that is in none of these. evaluates: the folder of the run whose weights are looked at here under another name, or "".
+  other types and the run's own weights, unchecked except for their step. own: its last evaluation in mode "windows",
+  while training if there is one; evaluations: those of the same series. row: {length: evaluation} of the newest step
+  among them. contexts: {length: evaluation} of its evaluations in mode "suffix", of one step and series: the set with
+  the most lengths, the newest among equals; suffixes: those of all steps with this series. diagnostics: {length:
+  Diagnosis} of the last step that has any with the run's own window. learned: {step: (time, learned_by_head())} of the
+  steps with any. left_out: {"of other.bin": how many} of all that is in none of these. evaluates: the name of the run
+  whose weights are looked at here under another name, or "".
 
-  The weights are the run's own by the name in the configuration; a run that never trained has those it evaluated first.
-  A warning names the first damaged line of a file, once."""
+  The weights are the run's own by its name; a run that never trained has those that it evaluated last."""
   warned = set()  # files
 
   def __init__(self, folder):
     path = metrics_file(folder)
     self.folder, self.path = os.path.dirname(path) or ".", os.path.realpath(path)
     self.label = os.path.basename(os.path.abspath(self.folder))
-    self.start, self.config, self.lines, self.others, found, asked = {}, {}, [], {}, [], []
-    latest, damaged = {}, []  # the configuration of the lines that follow; numbers of lines
-    with open(path, encoding="utf-8", errors="replace") as lines:
-      for number, line in enumerate(lines, 1):
-        try:
-          entry = json.loads(line)
-          entry.items()  # an AttributeError unless it is an object
-        except (ValueError, RecursionError, AttributeError):
-          damaged += [number] * line.endswith("\n")  # the last line may be half written
-          continue
-        try:
-          check_signs(entry)
-          if entry["type"] == "start":
-            latest = {**entry["config"]}  # a TypeError unless it is an object
-            self.start, self.config = self.start or entry, self.config or dict(latest)
-          elif entry["type"] in ("train", "skip"):
-            count(entry["step"])
-            self.lines.append(entry)
-            # Those of the newest training: optimizer.schedule_start begins another schedule in the same run.
-            self.config.update({group: latest[group] for group in ("optimizer", "train") if group in latest})
-          elif entry["type"] in ("val", "eval"):
+    self.start, self.config, self.lines, self.others, self.learned = {}, {}, [], {}, {}
+    found, asked, names, last, older = [], [], set(), "", 0
+    for entry, latest in lines_of(path, self.path not in self.warned):
+      if entry["type"] == "start":
+        self.start, self.config = self.start or entry, self.config or dict(latest)
+      elif entry["type"] in ("train", "skip"):
+        self.lines.append(entry)
+        names.add(latest.get("name"))
+        # Those of the newest training: optimizer.schedule_start begins another schedule in the same run.
+        self.config.update({group: latest[group] for group in ("optimizer", "train") if group in latest})
+      elif entry["type"] in EVALUATIONS and not isinstance(entry.get("id"), str):
+        older += 1
+      else:
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, OverflowError):
+          last = section(entry, "weights").get("run", latest.get("name"))
+          if entry["type"] in ("val", "eval"):
             found.append(Evaluation(entry, latest))
-          elif count(entry["step"]) >= 0 and isinstance(entry["type"], str):
-            line = Diagnosis(entry) if entry["type"] == "diagnostics" else entry
-            if entry["type"] == "task":
-              entry["samples"] = section(latest, "task").get("samples")  # the answers' file, where --tasks wrote one
-            if entry["type"] == "passkey" and window_of(entry) != self.window_at(entry["length"]):
-              entry["form"] = f"{entry['form']}, {window_of(entry) or 'no window'}"  # a measurement of its own
-            asked.append((entry, line, other_run(entry.get("weights"), latest)))
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-          continue
-        except UserError as error:
-          raise UserError(f"{path}: line {number}: {error}")
-    if damaged and self.path not in self.warned:
-      self.warned.add(self.path)
-      more = f", and {len(damaged) - 1} more" if damaged[1:] else ""
-      print(f"warning: {path}: line {damaged[0]} is damaged and left out{more}", file=sys.stderr)
-    newest = {(e.elsewhere, e.step): e.loaded for e in found if e.loaded}
-    of_newest = lambda e: not e.loaded or e.loaded == newest[e.elsewhere, e.step]
-    replaced, found = [*itertools.filterfalse(of_newest, found)], [*filter(of_newest, found)]
-    settings = model_settings(self.config)
-    # A run that only evaluates, under its own name: the weights that it evaluated first are its own.
-    first = "" if self.lines else found[0].elsewhere if found else asked[0][2] if asked else ""
-    self.evaluates = first
-    for e in found:
-      e.elsewhere = e.elsewhere if e.elsewhere != first else ""
-    diagnostics, self.learned = {}, {}
-    for entry, line, elsewhere in asked:
-      kind = entry["type"]
-      if elsewhere in ("", first) and (learned := learned_by_head(entry)):
-        self.learned[entry["step"]] = finite(entry.get("time")), learned
-      if elsewhere in ("", first) and kind == "diagnostics":
-        if line.window == self.window_at(line.length):
-          diagnostics.setdefault(line.step, {})[line.length] = line
-      elif elsewhere in ("", first):
-        self.others.setdefault(kind, []).append(line)
-    self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}
-    mine = [e for e in found if not e.differs(settings, None)]
-    first = [e for e in mine if not e.targets] or mine
-    self.own = next((e for e in reversed(first) if e.type == "val"), first[0] if first else None)
-    mine = [e for e in mine if not e.differs(settings, self.own)]
-    self.left_out = collections.Counter(e.differs(settings, self.own) for e in found)
-    self.left_out.update("of weights that were replaced since" for _ in replaced)
-    self.left_out.update(f"of the weights of {elsewhere}" for _, _, elsewhere in asked if elsewhere not in ("", first))
-
-    self.evaluations = [e for e in mine if not e.targets]
+          else:
+            asked.append((last, entry, self.shown(entry, latest)))
+    self.warned.add(self.path)
+    self.evaluates = last if not names and last != self.config.get("name") else ""
+    checksums = {(e.run, e.step): e.loaded for e in found if e.loaded}  # the newest
+    other = lambda run: "" if run in (names or (last,)) else f"of the weights of {run}"
+    why = lambda e: ("of weights that were replaced since" if e.loaded and e.loaded != checksums[e.run, e.step]
+                     else other(e.run))
+    windows, suffixes = ([e for e in found if not why(e) and bool(e.targets) == of_suffixes]
+                         for of_suffixes in (False, True))
+    self.own = next((e for e in reversed(windows) if e.type == "val"), windows[-1] if windows else None)
+    self.evaluations = [e for e in windows if e.series == self.own.series]
     step = max((e.step for e in self.evaluations), default=None)
-    self.row = {}
-    for e in self.evaluations:
-      if e.step == step and (e.by_position or e.length not in self.row):  # again, of the same weights
-        self.row[e.length] = e
-    self.left_out.update(f"of step {e.step}" for e in self.evaluations if e.length not in self.row)
-
+    self.row = {e.length: e for e in self.evaluations if e.step == step}
     sets = {}
-    for e in mine:
-      if e.targets:
-        key = e.same_targets()
-        sets[e.step, key] = {**sets.pop((e.step, key), {}), e.length: e}  # the newest are at the end
-    (step, targets), self.contexts = max(reversed(sets.items()), key=lambda item: (len(item[1]), item[0][0]),
-                                         default=((None, None), {}))
-    self.suffixes = [e for e in mine if e.targets and e.same_targets() == targets]
-    self.left_out.update("of the last %d targets in windows of %d" % (e.targets[1], e.targets[0])
-                         for e in mine if e.targets and e.same_targets() != targets)
-    self.left_out.update(f"of step {e.step}" for e in self.suffixes if e.length not in self.contexts or e.step > step)
-    del self.left_out[""]
+    for e in suffixes:
+      sets[e.step, e.series] = {**sets.pop((e.step, e.series), {}), e.length: e}  # the newest are at the end
+    (_, series), self.contexts = max(reversed(sets.items()), key=lambda item: (len(item[1]), item[0][0]),
+                                     default=((None, None), {}))
+    self.suffixes = [e for e in suffixes if e.series == series]
+    shown = {*self.evaluations, *self.suffixes}
+    self.left_out = collections.Counter(why(e) or f"of {e.of(self.own)}" for e in found if e not in shown)
+    self.left_out.update(other(run) for run, *_ in asked if other(run))
+    self.left_out.update({OLDER: older} if older else {})
+    diagnostics = {}
+    for _, entry, line in (line for line in asked if not other(line[0])):
+      if learned := learned_by_head(entry):
+        self.learned[entry["step"]] = finite(entry.get("time")), learned
+      if entry["type"] != "diagnostics":
+        self.others.setdefault(entry["type"], []).append(line)
+      elif line.window == self.window_at(line.length):
+        diagnostics.setdefault(line.step, {})[line.length] = line
+    self.diagnostics = diagnostics[max(diagnostics)] if diagnostics else {}
+
+  def shown(self, entry, config):
+    """A line of another type, as sections show it."""
+    if entry["type"] == "task":
+      entry["samples"] = section(config, "task").get("samples")  # the answers' file, where --tasks wrote one
+    if entry["type"] == "passkey" and window_of(entry) != self.window_at(entry["length"]):
+      entry["form"] = f"{entry['form']}, {window_of(entry) or 'no window'}"  # a measurement of its own
+    return Diagnosis(entry) if entry["type"] == "diagnostics" else entry
 
   @functools.cached_property
   def contents(self):
@@ -478,7 +441,7 @@ class Run:
 
   def of(self):
     """What its evaluations are of, as text. The run must have some."""
-    return self.own.data() + (f", {self.own.asked} tokens asked" if self.own.asked else "")
+    return self.own.of()
 
   def note(self):
     """How many evaluations are left out, and what they are of; "" if none is."""
@@ -489,12 +452,11 @@ class Run:
 
 def joined(runs: list[Run]) -> list[Run]:
   """The runs, without those that only have suffix losses of the weights of another of them, as scripts/sweep.py makes
-  under a name of their own: these are that run's contexts, if it has none and they are of its settings and data."""
+  under a name of their own: these are that run's contexts, if it has none."""
   kept = list(runs)
   for run in (run for run in runs if run.evaluates and run.contexts and not run.row and not run.others):
     for other in kept:
-      if (os.path.basename(os.path.abspath(other.folder)) == os.path.basename(run.evaluates) and not other.contexts
-          and not any(e.differs(model_settings(other.config), other.own) for e in run.contexts.values())):
+      if other.config.get("name") == run.evaluates and not other.contexts:
         other.contexts, other.suffixes = run.contexts, run.suffixes
         kept.remove(run)
         break
@@ -520,38 +482,34 @@ def read_runs(folders: list[str]) -> list[Run]:
   return runs
 
 
-def comparable(runs: list[Run]) -> list[list[Run]]:
-  """Those with evaluations, in lists of runs that were evaluated on the same data and asked for equally many tokens."""
-  groups = []
-  for run in runs:
-    if run.row:
-      same = [group for group in groups if group[0].own.same_data(run.own) and group[0].own.asked == run.own.asked]
-      if same:
-        same[0].append(run)
-      else:
-        groups.append([run])
-  return groups
-
-
-def same_targets(runs: list[Run]) -> list[list[Run]]:
-  """Those with contexts, in lists of runs whose contexts have the same targets."""
+def grouped(runs: list[Run], series_of: Callable) -> list[list[Run]]:
+  """Those with a series, in lists of runs of the same one."""
   groups = {}
   for run in runs:
-    if run.contexts:
-      groups.setdefault(run.contexts[min(run.contexts)].same_targets(), []).append(run)
+    groups.setdefault(series_of(run), []).append(run)
+  groups.pop(None, None)
   return [*groups.values()]
 
 
+def comparable(runs: list[Run]) -> list[list[Run]]:
+  """Those with evaluations, in lists of runs that were evaluated alike."""
+  return grouped(runs, lambda run: run.own.series if run.row else None)
+
+
+def same_targets(runs: list[Run]) -> list[list[Run]]:
+  """Those with contexts, likewise."""
+  return grouped(runs, lambda run: next(iter(run.contexts.values())).series if run.contexts else None)
+
+
 def difference(one: Evaluation, other: Evaluation) -> tuple[float, float] | None:
-  """(mean, standard error) of one - other, two evaluations of the same windows, in nats per token; else None.
+  """(mean, standard error) of one - other, two evaluations of equal id, in nats per token; else None.
 
   Each group of windows counts by its share of the loss, its n_g windows or labels of N: mean = sum n_g d_g / N. A
   group's difference d_g is a mean of n_g, so n_g (d_g - mean)^2 estimates the variance of one's difference, and the
   error is the root of sum n_g (d_g - mean)^2 / (G - 1) / N: with groups of one size, their standard deviation /
   sqrt(G). Labels of one window are not independent: groups of them count by n_g^2 (d_g - mean)^2 G / N."""
   groups, windows = len(one.groups), one.windows
-  if groups < 2 or one.weights != other.weights or windows != other.windows or one.length != other.length or not (
-      one.shards and one.shards == other.shards):
+  if groups < 2 or one.weights != other.weights or one.id != other.id:
     return None
   gaps, total = [a - b for a, b in zip(one.groups, other.groups)], sum(one.weights)
   mean = sum(n * gap for n, gap in zip(one.weights, gaps)) / total

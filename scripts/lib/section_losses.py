@@ -65,7 +65,7 @@ def differences(view: View) -> dict[variants.Variant, dict[int, tuple[float, flo
     lengths = {length for run, _ in pairs for length in run.row} if variant is not base else {}
     for length in lengths:
       both = [(run.row[length], other.row[length]) for run, other in pairs if length in run.row and length in other.row
-              and run.own.same_data(other.own)]
+              and run.row[length].id == other.row[length].id]
       gap = None
       if len(both) > 1:
         gaps = [one.loss - other.loss for one, other in both]
@@ -184,7 +184,7 @@ LENGTHS = Section("lengths", "Loss by length", lambda run: bool(run.row), "./tra
 
 def labelled(run: metrics.Run) -> bool:
   """Whether the accuracy of labels is known."""
-  return any(e.accuracy is not None and e.patterns[1] for e in run.row.values())
+  return any(e.accuracy is not None and e.labels for e in run.row.values())
 
 
 def in_unit(view: View, unit: str) -> View:

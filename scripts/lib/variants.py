@@ -82,7 +82,7 @@ def of(runs: list[metrics.Run]) -> list[Variant]:
   for run in runs:
     rest = {key: value for key, value in settings(run).items() if not key.startswith(UNIMPORTANT)}
     same = [group for known, group in groups if known == rest and run.seed() not in {other.seed() for other in group}
-            and not (run.own and group[0].own and not run.own.same_data(group[0].own))]
+            and not (run.own and group[0].own and run.own.series != group[0].own.series)]
     if same:
       same[0].append(run)
     else:

@@ -81,7 +81,7 @@ TEST_F(Evaluation, FollowsTheProtocol) {
     WindowReader reader(shards, L, 61);
     ASSERT_EQ(reader.windows(), 3 + 1);  // (150 - 1) / 40 and (75 - 1) / 40
     for (int64_t tokens : {1000, 85, 40}) {
-      EvalReport result = *evaluate(*model, shards, files_of(shards), L, tokens);
+      EvalReport result = *evaluate(*model, shards, L, tokens);
       int64_t windows = std::min<int64_t>(4, tokens / L);
       std::vector<double> position(L, 0);
       double mean = 0, squares = 0;
@@ -103,15 +103,15 @@ TEST_F(Evaluation, FollowsTheProtocol) {
       else EXPECT_TRUE(std::isnan(result.standard_error));
       std::vector<DataFile> used = files_of(shards);
       if (windows <= 3) used.pop_back();
-      EXPECT_EQ(result.data, used);
+      EXPECT_EQ(files_of(eval_windows(config, shards, L, tokens), shards, files_of(shards)), used);
       for (size_t i = 0; i < result.by_position.size(); i++) {
         int from = result.position_edges[i], to = result.position_edges[i + 1];
         double sum = std::accumulate(&position[from], position.data() + to, 0.0);
         EXPECT_NEAR(result.by_position[i], sum / (to - from), 1e-5);
       }
     }
-    EXPECT_THROW(evaluate(*model, shards, files_of(shards), L, 39), UserError);
-    EXPECT_THROW(evaluate(*model, {shards[0]}, files_of(shards), 150, 1000), UserError);  // the last target is outside
+    EXPECT_THROW(evaluate(*model, shards, L, 39), UserError);
+    EXPECT_THROW(evaluate(*model, {shards[0]}, 150, 1000), UserError);  // the last target is outside
   }
 }
 
@@ -120,7 +120,7 @@ TEST_F(Evaluation, BinsAndTailOfLongWindows) {
   const int L = 1200;
   auto model = evaluated_model(config, L, L);
   std::vector<Shard> shards = shards_of({1201});
-  EvalReport result = *evaluate(*model, shards, files_of(shards), L, L);
+  EvalReport result = *evaluate(*model, shards, L, L);
   std::vector<float> losses = losses_of(*model, WindowReader(shards, L, 61), 0);
   auto mean = [&](int from, int to) {
     return std::accumulate(losses.begin() + from, losses.begin() + to, 0.0) / (to - from);
@@ -128,7 +128,7 @@ TEST_F(Evaluation, BinsAndTailOfLongWindows) {
   EXPECT_NEAR(result.last_loss, mean(L - 1024, L), 1e-5);
   auto same =
       evaluated_model(small_config("fp32", {"model.layers=1", "eval.mode=suffix", "eval.lengths=1200,1030"}), L, L);
-  EXPECT_EQ(evaluate(*same, shards, files_of(shards), L, L)->loss, result.last_loss);
+  EXPECT_EQ(evaluate(*same, shards, L, L)->loss, result.last_loss);
   const std::vector<int> edges = {0,   1,   2,   3,   4,   5,   6,   7,   8,   9,   10,  11,  12,   13,   15,  16,  17,
                                   19,  21,  23,  25,  27,  29,  32,  35,  38,  41,  45,  49,  54,   59,   64,  70,  76,
                                   83,  91,  99,  108, 117, 128, 140, 152, 166, 181, 197, 215, 235,  256,  279, 304, 332,
@@ -143,7 +143,7 @@ TEST_F(Evaluation, EdgesOfShortWindows) {
   Config config = small_config("fp32");
   auto model = evaluated_model(config, 3 * 29, 29);
   std::vector<Shard> shards = shards_of({100});
-  auto edges = [&](int L) { return evaluate(*model, shards, files_of(shards), L, L)->position_edges; };
+  auto edges = [&](int L) { return evaluate(*model, shards, L, L)->position_edges; };
   EXPECT_EQ(edges(1), (std::vector<int>{0, 1}));
   EXPECT_EQ(edges(2), (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(edges(14), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}));
@@ -159,7 +159,7 @@ TEST_F(Evaluation, SuffixesAreOfTheSameTargets) {
     Config config = small_config("fp32", {"eval.mode=suffix", "eval.lengths=13,8,29", "eval.batch=" + batch});
     auto model = evaluated_model(config, eval_rows(config, config.eval.lengths), W);
     for (int L : config.eval.lengths) {
-      EvalReport result = *evaluate(*model, shards, files_of(shards), L, 1000);
+      EvalReport result = *evaluate(*model, shards, L, 1000);
       std::vector<double> expected;
       for (int w = 0; w < windows; w++) {
         std::vector<int> inputs(W), targets(W);
@@ -176,10 +176,10 @@ TEST_F(Evaluation, SuffixesAreOfTheSameTargets) {
       EXPECT_EQ(std::vector<int64_t>({result.length, result.windows, result.tokens}),
                 std::vector<int64_t>({L, windows, windows * S}));
     }
-    EXPECT_THROW(evaluate(*model, shards, files_of(shards), S, W - 1), UserError);
+    EXPECT_THROW(evaluate(*model, shards, S, W - 1), UserError);
     std::vector<Shard> cut = shards;
     cut[0].tokens = cut[1].tokens = W;  // the last target of a window is outside
-    EXPECT_THROW(evaluate(*model, cut, files_of(cut), S, 1000), UserError);
+    EXPECT_THROW(evaluate(*model, cut, S, 1000), UserError);
   }
 }
 
@@ -219,7 +219,7 @@ TEST_F(Evaluation, WindowsOfDocuments) {
     ReferenceModel<Exact> exact(config);
     exact.take_parameters(*model);
     exact.forward(inputs, targets, count, L);
-    EvalReport result = *evaluate(*model, shards, files_of(shards), L, tokens);
+    EvalReport result = *evaluate(*model, shards, L, tokens);
     EXPECT_EQ(std::vector<int64_t>({result.windows, result.tokens, result.too_short}),
               std::vector<int64_t>({count, count * S, too_short}));
     double mean = 0;
@@ -230,7 +230,8 @@ TEST_F(Evaluation, WindowsOfDocuments) {
       mean += expected / count;
     }
     EXPECT_NEAR(result.loss, mean, 1e-5 * mean) << mode << " " << L;
-    EXPECT_EQ(result.data.size(), places.back().first == &a ? 1u : 2u);
+    EXPECT_EQ(files_of(eval_windows(config, shards, L, tokens), shards, files_of(shards)).size(),
+              places.back().first == &a ? 1u : 2u);
   }
   Config config = small_config("fp32", {"eval.start=document"});
   for (int end_of_text : {60, -1}) {
@@ -269,9 +270,7 @@ TEST_F(Evaluation, AccuracyMatchesTheReference) {
     add("val.bin", tokens);
     std::vector<Shard> shards = open({"val.bin"}, 61);
     open_labels(shards, {file}, 61, 0, "data.val_labels");
-    std::vector<DataFile> files = files_of(shards);
-    files.push_back(files[0]);
-    EvalReport result = *evaluate(*model, shards, files, L, WINDOWS * L);
+    EvalReport result = *evaluate(*model, shards, L, WINDOWS * L);
     double sum = 0, squares = 0, exact_windows = 0, all = 0, of_all = 0, n = WINDOWS - 1;
     for (int w = 0; w < WINDOWS; w++) {
       if (w == 3) continue;
@@ -310,7 +309,7 @@ TEST_F(Evaluation, GroupsOfWindows) {
     single.push_back((double(losses[0]) + losses[1]) / 2);
   }
   for (int windows : {1, 255, 256, 257, 1000}) {
-    EvalReport result = *evaluate(*model, shards, files_of(shards), L, windows * L);
+    EvalReport result = *evaluate(*model, shards, L, windows * L);
     size_t groups = std::min(windows, 256);
     ASSERT_EQ(result.window_losses.size(), groups);
     size_t at = 0;
@@ -329,7 +328,7 @@ TEST_F(Evaluation, BitsPerByteNeedTheBytesOfAllShardsUsed) {
   const int L = 40;
   auto model = evaluated_model(config, 2 * L, L);
   std::vector<Shard> shards = shards_of({41, 30, 61});  // the second is too short
-  auto report = [&](int64_t tokens) { return *evaluate(*model, shards, files_of(shards), L, tokens); };
+  auto report = [&](int64_t tokens) { return *evaluate(*model, shards, L, tokens); };
   EXPECT_TRUE(std::isnan(report(40).bits_per_byte));
   shards[0].text_bytes = 100;
   EvalReport one = report(40), two = report(80);
@@ -339,8 +338,9 @@ TEST_F(Evaluation, BitsPerByteNeedTheBytesOfAllShardsUsed) {
   shards[2].text_bytes = 500;
   two = report(80);
   EXPECT_DOUBLE_EQ(two.bits_per_byte, two.loss / std::log(2.0) * (41 + 61) / 600);
-  ASSERT_EQ(two.data.size(), 2u);
-  EXPECT_EQ(two.data[1].name, "val_2.bin");
+  std::vector<DataFile> used = files_of(eval_windows(config, shards, L, 80), shards, files_of(shards));
+  ASSERT_EQ(used.size(), 2u);
+  EXPECT_EQ(used[1].name, "val_2.bin");
 }
 
 TEST(EvalLines, AreAsDocumented) {
@@ -349,44 +349,44 @@ TEST(EvalLines, AreAsDocumented) {
   Config config = small_config("fp32", {"eval.tokens=9000", "eval.rope_scaling=yarn"});
   EvalReport report;
   report.length = 1024;
-  write_line(config, {"", 250}, log, "val", report);
+  write_line(config, {"x", "runs/x", 250}, log, "val", {{{"length", 1024}, {"of", {{"data", {}}}}}, "01", "02"},
+             report);
   report.loss = 0.5, report.standard_error = 0.25, report.bits_per_byte = 2, report.last_loss = 0.75;
   report.perplexity = 1.5;
-  report.data = {{"a.bin", 5000, "0123456789abcdef"}, {"b.bin", 100, "00"}};
   report.tokens = 4096, report.windows = 2;
   report.position_edges = {0, 1, 2, 1024};
   report.by_position = {1, NAN, 1.23456789};
   report.accuracy = {0.375, 0.125}, report.exact = {0, NAN};
   report.accuracy_by_position = {0.5, NAN, 1 / 3.0};
   report.window_losses = {1.0000004, 2.0000006};
-  write_line(config, {"runs/x/step_00001000", 1000, 64000}, log, "eval", report);
+  write_line(config, {"x", "runs/x/step_00001000", 1000, 64000, "03"}, log, "eval",
+             {{{"of", {{"windows", 3}}}}, "", ""}, report);
   report = {};
   report.length = 1024, report.difference = {512, -0.25, NAN};
   config.eval.mode = EvalMode::suffix, config.eval.lengths = {512, 1024, 4096};
-  write_line(config, {"", 250}, log, "eval", report);
+  write_line(config, {"", "random"}, log, "eval",
+             {{{"context_of", 4096}, {"of", nlohmann::ordered_json::object()}}, "", ""}, report);
   EXPECT_EQ(
       std::regex_replace(bytes_of(dir / "m"), std::regex(R"re("time":[\d.]+)re"), "\"time\":0"),
-      R"({"type":"val","time":0,"step":250,"tokens":0,"mode":"windows","length":1024,)"
+      R"({"type":"val","time":0,"id":"01","step":250,"tokens":0,"weights":{"run":"x","path":"runs/x"},"series":"02",)"
+      R"("length":1024,"of":{"data":null,"tokens_asked":9000,"tokens":0,"windows":0},)"
       R"("loss":0.0,"stderr":null,"perplexity":null,"bits_per_byte":null,)"
       R"("accuracy":null,"accuracy_stderr":null,"exact":null,"exact_stderr":null,"last_loss":0.0,)"
-      R"("of":{"data":[],"tokens_asked":9000,"tokens":0,"windows":0,"rope_scaling":"yarn","weights":""},)"
       R"("position_edges":[],"by_position":[],"accuracy_by_position":[],"window_losses":[]})"
       "\n"
-      R"({"type":"eval","time":0,"step":1000,"tokens":64000,"mode":"windows","length":1024,"loss":0.5,"stderr":0.25,)"
-      R"("perplexity":1.5,"bits_per_byte":2.0,)"
+      R"({"type":"eval","time":0,"id":"","step":1000,"tokens":64000,)"
+      R"("weights":{"run":"x","path":"runs/x/step_00001000","xxh64":"03"},"series":"",)"
+      R"("of":{"windows":2,"tokens_asked":9000,"tokens":4096},)"
+      R"("loss":0.5,"stderr":0.25,"perplexity":1.5,"bits_per_byte":2.0,)"
       R"("accuracy":0.375,"accuracy_stderr":0.125,"exact":0.0,"exact_stderr":null,"last_loss":0.75,)"
-      R"("of":{"data":[{"name":"a.bin","tokens":5000,"xxh64":"0123456789abcdef"},)"
-      R"({"name":"b.bin","tokens":100,"xxh64":"00"}],)"
-      R"("tokens_asked":9000,"tokens":4096,"windows":2,"rope_scaling":"yarn","weights":"runs/x/step_00001000"},)"
       R"("position_edges":[0,1,2,1024],"by_position":[1.0,null,1.234568],)"
       R"("accuracy_by_position":[0.5,null,0.333333],"window_losses":[1.0,2.000001]})"
       "\n"
-      R"({"type":"eval","time":0,"step":250,"tokens":0,"mode":"suffix","length":1024,"context_of":4096,"suffix":512,)"
+      R"({"type":"eval","time":0,"id":"","step":0,"tokens":0,"weights":{"run":"","path":"random"},"series":"",)"
+      R"("context_of":4096,"of":{"tokens_asked":9000,"tokens":0,"windows":0},)"
       R"("loss":0.0,"stderr":null,"perplexity":null,"bits_per_byte":null,)"
       R"("accuracy":null,"accuracy_stderr":null,"exact":null,"exact_stderr":null,)"
-      R"("difference":{"from":512,"loss":-0.25,"stderr":null},)"
-      R"("of":{"data":[],"tokens_asked":9000,"tokens":0,"windows":0,"rope_scaling":"yarn","weights":""},)"
-      R"("window_losses":[]})"
+      R"("difference":{"from":512,"loss":-0.25,"stderr":null},"window_losses":[]})"
       "\n");
 }
 

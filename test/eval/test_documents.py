@@ -62,8 +62,8 @@ class Documents(Workspace):
     self.ok("--eval", "--resume", **{**SEPARATED, "eval__start": "any"})
     self.assertNotIn("start", self.metrics(kind="eval")[0])
     run = metrics.Run(self.path("runs/tiny"))
-    self.assertEqual([e.start for e in run.evaluations], ["document at token 256"] * 3)
-    self.assertEqual(dict(run.left_out), {"with eval.start any": 1})
+    self.assertEqual(len(run.evaluations), 3)
+    self.assertEqual(dict(run.left_out), {"of val.bin, no eval.start, no separator": 1})
 
   def test_ranks_find_the_same(self):
     for ranks in "12":

@@ -13,7 +13,7 @@ from lib import metrics, section_answers, shards  # from SCRIPTS
 
 COMPACT = {"passkey__form": "compact", "passkey__trials": 3, "passkey__depths": 3}
 KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control",
-        "stderr", "weights"}
+        "stderr", "id", "tokens", "weights", "of"}
 
 
 class Passkey(Workspace, ScriptTest):
@@ -58,7 +58,7 @@ class Passkey(Workspace, ScriptTest):
       self.assertEqual(set(entry) - {"time"}, KEYS)
       self.assertEqual((entry["type"], entry["step"], entry["form"], entry["trials"]), ("passkey", 0, "compact", 3))
       self.assertEqual((entry["depths"], entry["exact"]), ([0, 0.5, 1], [0, 0, 0]))
-      self.assertEqual((entry["control"], entry["stderr"], entry["weights"]), (0, 0, "random"))
+      self.assertEqual((entry["control"], entry["stderr"], entry["weights"]["path"]), (0, 0, "random"))
       for nll, rank in zip(entry["nll"], entry["rank"]):
         self.assertAlmostEqual(nll, math.log(256), delta=0.3)
         self.assertTrue(3 < rank < 8)
@@ -221,7 +221,7 @@ class Passkey(Workspace, ScriptTest):
     lines = self.metrics(kind="passkey")
     self.assertEqual([(entry["step"], entry["length"], entry["trials"]) for entry in lines],
                      [(4, 68, 3), (4, 128, 3), (4, 128, 5)])
-    self.assertEqual(lines[0]["weights"], "runs/tiny/step_00000004")
+    self.assertEqual(lines[0]["weights"]["path"], "runs/tiny/step_00000004")
     with open(self.path("runs/tiny/metrics.jsonl"), "a") as file:
       file.write('{"type":"passkey","step":9}\n'
                  '{"type":"passkey","step":9,"form":"compact","length":[],"depths":[0],"exact":[0],"distance":[1]}\n'

@@ -11,7 +11,7 @@ from support.runs import RankRuns, torchrun
 from support.workspace import CONFIG, TRAIN, shard
 
 KEYS = {"type", "time", "step", "tokens", "task", "n", "acc", "acc_norm", "acc_bytes", "acc_norm_tokens", "stderr",
-        "margin", "chance", "max_length", "cut", "xxh64", "weights"}
+        "margin", "chance", "max_length", "cut", "xxh64", "id", "weights", "of"}
 
 
 def task_file(examples):
@@ -60,7 +60,7 @@ class Tasks(RankRuns):
     done = self.run_ok("--tasks", "many,b", task__samples="samples.jsonl", data__train="absent")
     many, b = self.metrics(kind="task")
     self.assertEqual(set(many), KEYS)
-    self.assertEqual((many["task"], many["n"], many["step"], many["chance"], many["weights"]),
+    self.assertEqual((many["task"], many["n"], many["step"], many["chance"], many["weights"]["path"]),
                      ("many", 400, 0, 0.25, "random"))
     for key in ("acc", "acc_norm", "acc_bytes", "acc_norm_tokens"):
       self.assertLess(abs(many[key] - 0.25), 3 * math.sqrt(0.25 * 0.75 / 400), key)
@@ -92,7 +92,7 @@ class Tasks(RankRuns):
                 batch__micro=50, optimizer__lr=0.01, optimizer__warmup_steps=10, train__steps=400, task__every=400,
                 task__names=["learned"])
     before, after = self.metrics(kind="task")
-    self.assertEqual((before["step"], after["step"], after["weights"]), (0, 400, "runs/tiny"))
+    self.assertEqual((before["step"], after["step"], after["weights"]["path"]), (0, 400, "runs/tiny"))
     self.assertLess(before["acc"], 0.5)
     self.assertEqual([after[key] for key in ("acc", "acc_norm", "acc_bytes", "acc_norm_tokens", "stderr")],
                      [1, 1, 1, 1, 0])
@@ -121,7 +121,7 @@ class Tasks(RankRuns):
     # The same weights, asked afterwards.
     self.run_ok("--tasks", "b,a", "--resume", **changes)
     *_, b, a = self.table()
-    self.assertEqual((b["weights"], b["tokens"]), ("runs/tiny/step_00000008", 8 * 64))
+    self.assertEqual((b["weights"]["path"], b["tokens"]), ("runs/tiny/step_00000008", 8 * 64))
     last = {entry["task"]: entry for entry in self.table()[:len(rounds)]}
     for entry in (a, b):
       self.assertEqual(entry, {**last[entry["task"]], "weights": entry["weights"]})
@@ -129,7 +129,7 @@ class Tasks(RankRuns):
     self.run_ok("--resume", "runs/tiny/step_00000004", **changes)
     again = self.steady()
     self.assertEqual(sorted(map(json.dumps, again)), sorted(map(json.dumps, lines + [
-        {key: value for key, value in entry.items() if key != "time"} for entry in (a, b)])))
+        {key: value for key, value in entry.items() if key not in ("time", "weights")} for entry in (a, b)])))
     # A benchmark that is missing at the last step is made up for, once.
     kept = [line + b"\n" for line in self.bytes_of("runs/tiny/metrics.jsonl").splitlines()
             if not (b'"step":8' in line and b'"task":"a"' in line)]

@@ -43,9 +43,9 @@ class Identity(Workspace, ScriptTest):
     sums = [each["xxh64"] for files in found.values() for each in files]
     self.assertEqual(len(set(sums)), 5)
     self.ok("--eval", "--resume", **changes)
-    last = self.metrics(kind="eval")[-1]["of"]
-    self.assertEqual([last["weights_xxh64"], found["data.val"] + found["data.val_labels"]],
-                     [self.begun()["checkpoint"], last["data"]])
+    last = self.metrics(kind="eval")[-1]
+    self.assertEqual([last["weights"]["xxh64"], found["data.val"] + found["data.val_labels"]],
+                     [self.begun()["checkpoint"], last["of"]["data"]])
     self.assertNotIn("init", self.begun())
 
   def test_the_tokenizer_is_named(self):

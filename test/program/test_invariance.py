@@ -150,10 +150,11 @@ class Invariance(RankRuns):
     if os.path.exists(self.path("runs", run)):
       result["lines"] = self.steady(run)
       for line in result["lines"]:
-        line.pop("weights", None)
-        if "of" in line:
+        if "data" in line.get("of", {}):
+          line.update(dict.fromkeys(("id", "series")))  # as of other label files
           line["of"]["data"] = [file for file in line["of"]["data"] if not file["name"].startswith("next")]
-          line.pop("window_labels", None)  # of labels, all tokens
+          line["of"].pop("label_mean", None)  # of labels, all tokens
+          line.pop("window_labels", None)
     if task.kind == TRAINING:
       for step in self.steps(run):
         result[f"files of step {step}"] = [self.digest(self.checkpoint(step, name, run=run)) for name in FILES[:3]]

@@ -17,9 +17,9 @@ import time
 from support.workspace import (CONFIG, CRASH, ROOT, TEXT, TRAIN, VOLATILE, Workspace, floats, read_safetensors, shard,
                                write_safetensors)
 
-EVALUATION = {"type", "time", "step", "tokens", "mode", "length", "loss", "stderr", "perplexity", "bits_per_byte",
-              "accuracy", "accuracy_stderr", "exact", "exact_stderr", "last_loss", "of", "position_edges",
-              "by_position", "accuracy_by_position", "window_losses"}
+EVALUATION = {"type", "time", "id", "series", "weights", "step", "tokens", "mode", "length", "loss", "stderr",
+              "perplexity", "bits_per_byte", "accuracy", "accuracy_stderr", "exact", "exact_stderr", "last_loss", "of",
+              "position_edges", "by_position", "accuracy_by_position", "window_losses"}
 
 
 class Training(Workspace):
@@ -231,21 +231,21 @@ class Evaluation(Workspace):
     val, random = self.metrics(kind="val")[-1], self.metrics("random", "eval")[0]
     same, other, init = self.metrics(kind="eval")
     data = self.json_of(self.checkpoint(4, "state.json"))["data"]["val"]
-    self.assertEqual(val["of"], {"data": data, "tokens_asked": 256, "tokens": 256, "windows": 16,
-                                 "rope_scaling": "none", "weights": "runs/tiny"})
+    self.assertEqual((val["of"], val["weights"]),
+                     ({"data": data, "tokens_asked": 256, "tokens": 256, "windows": 16, "precision": "fp32",
+                       "rope_scaling": "none"}, {"run": "tiny", "path": "runs/tiny"}))
     self.assertEqual(data[0]["name"], "val.bin")
-    checkpoint = {"weights": "runs/tiny/step_00000004",
-                  "weights_xxh64": self.metrics(kind="start")[-2]["identity"]["checkpoint"]}
-    self.assertEqual(same["of"], {**val["of"], **checkpoint})
-    lists = [key for key in val if key not in ("type", "time", "of")]
-    self.assertEqual([same[key] for key in lists], [val[key] for key in lists])
+    self.assertEqual(same["weights"], {"run": "tiny", "path": "runs/tiny/step_00000004",
+                                       "xxh64": self.metrics(kind="start")[-2]["identity"]["checkpoint"]})
+    rest = [key for key in val if key not in ("type", "time", "weights")]
+    self.assertEqual([same[key] for key in rest], [val[key] for key in rest])
     self.assertEqual([(file["name"], file["tokens"]) for file in other["of"]["data"]],
                      [("val.bin", 20 * len(TEXT[30:])), ("val_2.bin", 20 * len(TEXT))])
     self.assertEqual((other["of"]["tokens_asked"], other["of"]["tokens"]), (2000, 2000))
-    self.assertNotEqual(init["of"]["weights_xxh64"], checkpoint["weights_xxh64"])  # of model.safetensors alone
-    checkpoint["weights_xxh64"] = init["of"]["weights_xxh64"]
-    self.assertEqual(init["of"], {**val["of"], **checkpoint, "rope_scaling": "ntk"})
-    self.assertEqual(random["of"], {**val["of"], "weights": "random"})
+    self.assertEqual((init["of"], random["of"]), (val["of"], val["of"]))  # scaling counts beyond the trained length
+    self.assertNotEqual(init["weights"].pop("xxh64"), random["weights"].pop("xxh64"))
+    self.assertEqual((init["weights"], random["weights"]), ({"run": "tiny", "path": "runs/tiny/step_00000004"},
+                                                            {"run": "random", "path": "random"}))
     self.assertEqual([line["tokens"] for line in (val, same, other, init, random)], [256, 256, 256, 0, 0])
 
   def test_bits_per_byte(self):

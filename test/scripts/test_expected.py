@@ -1,6 +1,5 @@
 """scripts/expected.py: which losses another seed would give, and which not. Standard library only."""
 import json
-import os
 
 from support.scripts import ScriptTest
 
@@ -19,11 +18,9 @@ class Expected(ScriptTest):
   def judge(self, code=0, variant="lssar", steps=8, seeds=json.dumps(RESULT), **losses):
     self.write("seeds.json", seeds)
     for name, loss in losses.items():
-      os.makedirs(self.path(name))
       start = {"type": "start", "config": {"attention": {"variant": variant}, "model": {"context": 16},
                                            "eval": {"lengths": [16]}, "train": {"steps": steps}}}
-      self.write(f"{name}/metrics.jsonl",
-                 "\n".join(map(json.dumps, (start, {"type": "val", "step": 8, "length": 16, "loss": loss}))))
+      self.make_run(name, [start, {"type": "val", "step": 8, "length": 16, "loss": loss}])
     return self.run_module(expected, self.path("seeds.json"), *map(self.path, losses), code=code)
 
   def test_bounds_are_those_of_a_further_loss(self):

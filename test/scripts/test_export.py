@@ -15,19 +15,17 @@ LINES = [
     {"type": "start", "config": CONFIG},
     {"type": "train", "time": 2e9, "step": 1, "loss": 5.5, "grad_norm": 1.5, "lr": 1e-3, "mfu": None},
     {"type": "skip", "step": 1, "reason": "loss", "skipped": 1},
-    {"type": "val", "step": 2, "length": 64, "loss": 5.25, "tokens": 640},
+    {"type": "val", "step": 2, "length": 64, "loss": 5.25, "tokens": 640, "of": OF},
     {"type": "train", "step": 2, "loss": None, "grad_norm": 2.5, "lr": 2e-3, "mfu": 0.5},
     {"type": "eval", "time": 2e9 + 9, "step": 2, "length": 100, "loss": 4.5, "tokens": 700, "last_loss": 4.25,
      "bits_per_byte": 6.5, "accuracy": 0.375, "exact": 0.0, "of": OF,
      "position_edges": [0, 1, 99, 100], "by_position": [4.0, None, 5.0]},
-    {"type": "eval", "step": 1, "length": 100, "loss": 9.5, "tokens": 700, "last_loss": 9.5, "by_position": [9.0] * 34},
-    {"type": "eval", "step": 2, "length": 100, "loss": 0.5, "of": {**OF, "tokens_asked": 70},
-     "by_position": [0.5] * 34},
+    {"type": "eval", "step": 1, "length": 100, "loss": 9.5, "tokens": 700, "last_loss": 9.5, "of": OF},
+    {"type": "eval", "step": 2, "length": 100, "loss": 0.5, "of": {**OF, "tokens_asked": 70}},
     {"type": "groups", "time": 2e9 + 5, "step": 1, "norms": {}, "learned": {"attn.sink": [None, [0.5, None]]}},
     {"type": "eval", "mode": "suffix", "step": 2, "length": 32, "loss": 4.75, "bits_per_byte": 6.75, "context_of": 100,
      "suffix": 8, "of": OF},
-    {"type": "start", "config": {**CONFIG, "init": "elsewhere"}},  # an evaluation of other weights
-    {"type": "eval", "step": 0, "length": 64, "loss": 1.0, "tokens": 700, "last_loss": 1.0, "by_position": [1.0] * 32},
+    {"type": "eval", "step": 0, "length": 64, "loss": 1.0, "of": OF, "weights": {"run": "b", "xxh64": "1"}},
 ]
 POINTS = [
     ("step", 1, 2e9, {"train/loss": 5.5, "train/grad_norm": 1.5, "train/lr": 1e-3}),
@@ -75,7 +73,7 @@ class Export(ScriptTest):
          "data.shuffle": True}, LAST))
     self.assertEqual(writer.file_writer.add_summary.call_args_list, [mock.call("settings"), mock.call("metrics")])
     writer.close.assert_called_once_with()
-    self.assertIn("2 evaluations left out: 1 of 70 tokens asked, 1 with init=elsewhere", self.output)
+    self.assertIn("2 evaluations left out: 1 of v.bin, 70 tokens asked, 1 of the weights of b", self.output)
 
   def test_wandb(self):
     library = mock.MagicMock(Error=OverflowError)

@@ -22,14 +22,14 @@ GOOD = [{"type": "start", "config": CONFIG},
           for step in range(1, 9)),
         {"type": "val", "step": 8, "length": 16, "loss": 1.5, "tokens": 64}]
 ODD = ['{"type":"train","step":9,"loss":1.0,"grad_norm":Infinity,"lr":"x","tokens_per_s":[]}',
-       *('{"type":"eval","step":9,"length":16,"loss":2.0,"by_position":%s}' % bins
-         for bins in ('{"a":1}', "[]", "[1,null]", '[1,null],"position_edges":[0,null,16]'))]
+       *({"type": "eval", "step": 9, "length": 16, "loss": 2.0, "by_position": bins, **more}
+         for bins, more in (({"a": 1}, {}), ([], {}), ([1, None], {}), ([1, None], {"position_edges": [0, None, 16]})))]
 VAL, TRAIN = ([{"name": name, "tokens": 900, "xxh64": name[0]}] for name in ("val.bin", "train.bin"))
 
 
 def line(step, length, loss, kind="eval", data=VAL, asked=64, rope="none", **more):
   return {"type": kind, "time": 2e9, "step": step, "tokens": 8, "length": length, "loss": loss, **more,
-          "of": {"data": data, "tokens_asked": asked, "windows": 3, "rope_scaling": rope, "weights": "runs/x"}}
+          "of": {"data": data, "tokens_asked": asked, "windows": 3, "rope_scaling": rope}}
 
 
 def suffix(length, loss, step=8, window=32, **more):
@@ -79,14 +79,9 @@ class Plot(ScriptTest):
         shutil.rmtree(folder)
 
   def test_loss_by_position(self):
-    old = lambda length, bins: {"type": "eval", "step": 8, "length": length, "loss": 2.0, "tokens": 64,
-                                "by_position": bins}
-    new = line(8, 50, 2.0, position_edges=[0, 1, 50], by_position=[4.0, None])
-    folder = self.trained("run", [old(16, [3.0] * 16), old(40, [2.0] * 40), old(71, [1.5] * 36), new])
+    folder = self.trained("run", [{"type": "eval", "step": 8, "length": 50, "loss": 2.0, "position_edges": [0, 1, 50],
+                                   "by_position": [4.0, None]}])
     row = metrics.Run(folder).row
-    self.assertEqual(row[16].by_position, [3.0] * 16)  # the "val" line of the same step has none
-    self.assertEqual(row[40].edges, [*range(41)])
-    self.assertEqual(row[71].edges, [*range(0, 72, 2), 71])
     self.assertEqual((row[50].edges, row[50].by_position), ([0, 1, 50], [4.0, None]))
     odd = metrics.Run(self.trained("odd", ODD))
     self.assertEqual((odd.step(), odd.row[16].by_position), (9, []))
@@ -148,51 +143,29 @@ class Plot(ScriptTest):
     self.assertEqual(variants.over_seeds([[], []]), [])
 
   def test_a_row_is_of_one_step_and_one_set_of_data(self):
-    other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
     run = self.evaluated("run", line(8, 32, 1.0, data=TRAIN), line(4, 8, 5.0, "val"), line(8, 16, 1.5, "val"),
                          line(8, 64, 1.1, data=TRAIN), line(8, 16, 1.2, asked=640), line(8, 32, 1.3, rope="yarn"),
-                         line(8, 48, 1.6), line(4, 16, 9.0), other, line(8, 16, 1.4), attention={"power": 15})
+                         line(8, 48, 1.6), line(4, 16, 9.0))
     self.assertEqual({length: e.loss for length, e in run.row.items()}, {16: 1.5, 48: 1.6})
-    self.assertEqual(run.note(), "run: 6 evaluations left out: 2 of train.bin, 1 of 640 tokens asked, "
-                     "1 with rope_scaling yarn, 1 with attention.power=3, 1 of step 4")
+    self.assertEqual(run.note(), "run: 4 evaluations left out: 2 of train.bin, 1 of val.bin, 640 tokens asked, "
+                     "1 of val.bin, rope_scaling yarn")
 
-  def test_older_lines_are_of_their_configuration(self):
-    old = lambda step, length: {"type": "eval", "step": step, "length": length, "loss": 2.0}
-    start = lambda **sections: {"type": "start", "config": {**CONFIG, "data": {"val": ["d/val_*.bin"]}, **sections}}
-    run = metrics.Run(self.make_run("run", [
-        start(), old(8, 16), start(data={"val": ["d/train.bin"]}), old(8, 32), start(eval={"tokens": 9}), old(8, 64),
-        start(eval={"tokens": 64, "rope_scaling": "ntk"}), old(8, 128), start(), line(8, 256, 1.0)]))
-    self.assertEqual([*run.row], [16, 256])
-    self.assertEqual([*run.left_out], ["of train.bin", "of 9 tokens asked", "with rope_scaling ntk"])
+  def test_lines_of_older_programs_are_named(self):
+    old = {**line(8, 16, 1.0), "id": None}
+    run = self.evaluated("run", old, {"type": "task", "step": 8, "task": "piqa", "id": None}, line(4, 16, 2.0))
+    self.assertEqual(([e.loss for e in run.row.values()], run.others), ([2.0], {}))
+    self.assertRegex(run.note(), r"^run: 2 evaluations left out: 2 of an older program, .*\./train RUN --eval --resume")
+    self.assertEqual([row["loss"] for row in metrics.load(run.folder).evaluations], [2.0])
+    self.evaluated("old", old)
+    self.plot("old", code=2)
+    self.assert_error("old/metrics.jsonl holds no losses yet; run ./train")
 
   def test_a_run_with_a_window_of_its_own(self):
-    start = {"type": "start", "config": {**CONFIG, "eval": {"tokens": 64}}}
-    run = self.evaluated("run", line(8, 16, 1.5), line(8, 32, 1.6), start, line(8, 32, 9.0),
-                         eval={"tokens": 64, "window": 16, "sink_tokens": 4})
+    other = line(8, 32, 9.0)
+    other["of"]["window"] = 16
+    run = self.evaluated("run", line(8, 16, 1.5, "val"), line(8, 32, 1.6), other)
     self.assertEqual({length: e.loss for length, e in run.row.items()}, {16: 1.5, 32: 1.6})
-    self.assertEqual([*run.left_out], ["with eval.window 0 and 0 sink tokens"])
-
-  def test_data_are_known_by_their_content(self):
-    pattern = lambda *names: {"data": {"val": [*names]}}
-    two, moved = VAL + TRAIN, [{**VAL[0], "name": "moved.bin"}]
-    for name, first, second, same in (("moved", (VAL, "a"), (moved, "b"), True),
-                                      ("new", (VAL, "a"), (TRAIN, "a"), False),
-                                      ("long windows", (two, "a"), (VAL, "a"), True),
-                                      ("more", (two, "a"), (VAL, "b"), False)):
-      a, b = (self.evaluated(f"{name}{number}", line(8, 16, 1.0, data=data), **pattern(path)).own
-              for number, (data, path) in enumerate((first, second)))
-      self.assertEqual((a.same_data(b), b.same_data(a)), (same, same), name)
-
-  def test_losses_of_other_targets_are_of_other_data(self):
-    labels = lambda mean="batch", **head: {"data": {"val": ["a"], "val_labels": ["l"]}, "train": {"label_mean": mean},
-                                           "model": head}
-    cases = ((VAL, {"data": {"val": ["a"], "val_labels": []}}), (VAL + TRAIN, labels()),
-             (VAL + TRAIN, labels("sequence")), (VAL + TRAIN, labels(head={"outputs": 2})))
-    runs = [self.evaluated(f"run{number}", line(8, 16, 1.0, data=data), **settings)
-            for number, (data, settings) in enumerate(cases)]
-    for i, a in enumerate(runs):
-      for j, b in enumerate(runs):
-        self.assertEqual(a.own.same_data(b.own), i == j, (i, j))
+    self.assertEqual([*run.left_out], ["of val.bin, window 16"])
 
   def test_a_table_for_each_set_of_data(self):
     for name, data in (("a", VAL), ("b", TRAIN), ("c", VAL)):
@@ -221,23 +194,22 @@ class Plot(ScriptTest):
     """By windows the first would be 0, with the losses -1.5 and 1.5 on the other side."""
     groups = {"a": [2.0, 2.0, 5.0], "b": [1.0, 1.0, 7.0]}
     def gap(mean, **more):
-      a, b = (self.evaluated(name, line(8, 16, 2.0, window_losses=losses, **more), train={"label_mean": mean},
-                             data={"val_labels": ["l"]}).row[16] for name, losses in groups.items())
+      asked = line(8, 16, 2.0, **more)
+      asked["of"]["label_mean"] = mean
+      a, b = (self.evaluated(name, {**asked, "window_losses": losses}).row[16] for name, losses in groups.items())
       return metrics.difference(b, a)
     found = gap("batch", window_labels=[15, 4, 1])
     self.assertAlmostEqual(found[0], (-15 - 4 + 2) / 20)
     self.assertAlmostEqual(found[1], (3 / 2 * (15 ** 2 * 0.15 ** 2 + 4 ** 2 * 0.15 ** 2 + 2.85 ** 2)) ** 0.5 / 20)
     self.assertAlmostEqual(gap("sequence")[0], 0)
-    self.assertEqual([gap("batch"), gap("batch", window_labels=[1, 2])], [None] * 2)  # the first is an older line
+    self.assertEqual([gap("batch"), gap("batch", window_labels=[1, 2])], [None] * 2)
 
   def test_the_same_targets_by_context(self):
-    other = {"type": "start", "config": {**CONFIG, "attention": {"power": 3}}}
     run = self.evaluated("a", suffix(64, 9.0, window=64), suffix(24, 9.0, step=4), suffix(8, 2.0), suffix(16, 1.25),
-                         suffix(32, 1.0), line(8, 16, 1.5, mode="windows"), other, suffix(8, 9.0, step=9),
-                         attention={"power": 15})
+                         suffix(32, 1.0), line(8, 16, 1.5, mode="windows"))
     self.assertEqual({length: e.loss for length, e in run.contexts.items()}, {8: 2.0, 16: 1.25, 32: 1.0})
-    self.assertEqual(([*run.row], run.note()), ([16], "a: 3 evaluations left out: 1 with attention.power=3, "
-                     "1 of the last 8 targets in windows of 64, 1 of step 4"))
+    self.assertEqual(([*run.row], run.note()), ([16], "a: 1 evaluation left out: "
+                     "1 of val.bin, the last 8 targets in windows of 64"))
     self.evaluated("b", suffix(8, 3.0), suffix(32, 4.0))
     self.evaluated("c", suffix(8, 5.0, data=TRAIN))
     output = self.plot("a", "b", "c", "--out", "p.svg")
@@ -248,23 +220,22 @@ class Plot(ScriptTest):
                   "| validation loss with context | 8 |\n|---|---|\n| c | 5.000 |\n\n", output)
     self.assertIn("context of the same targets", self.text_of("p.svg"))
 
-  def test_contexts_are_the_runs_own(self):
-    run = self.evaluated("a", line(8, 16, 1.5), suffix(8, 2.0), suffix(8, 9.0, rope="yarn"), suffix(8, 9.0, data=TRAIN),
-                         suffix(8, 9.0, asked=640))
-    self.assertEqual([e.loss for e in run.contexts.values()], [2.0])
-    self.assertEqual(run.note(),
-                     "a: 3 evaluations left out: 1 with rope_scaling yarn, 1 of train.bin, 1 of 640 tokens asked")
+  def test_contexts_are_of_one_series(self):
+    run = self.evaluated("a", line(8, 16, 1.5), suffix(8, 9.0, rope="yarn"), suffix(8, 2.0), suffix(16, 1.0),
+                         suffix(8, 9.0, data=TRAIN))
+    self.assertEqual([e.loss for e in run.contexts.values()], [2.0, 1.0])
+    self.assertEqual(run.note(), "a: 2 evaluations left out: 1 of val.bin, the last 8 targets in windows of 32, "
+                     "rope_scaling yarn, 1 of train.bin, the last 8 targets in windows of 32")
 
   def test_suffixes_under_another_name_join_the_run_of_their_weights(self):
-    of = lambda entry, weights="runs/s_a_1/step_00000008": {**entry, "of": {**entry["of"], "weights": weights}}
-    start = lambda name, **more: {"type": "start", "config": {**CONFIG, "name": name, **more}}
+    of = lambda entry: {**entry, "weights": {"run": "s_a_1", "xxh64": "1"}}
+    start = lambda name: {"type": "start", "config": {**CONFIG, "name": name}}
     self.make_run("s_a_1", [start("s_a_1"), {"type": "train", "step": 8, "loss": 1.0}, of(line(8, 16, 1.5))])
-    for name, more in (("same", {}), ("other", {"attention": {"power": 3}})):
-      self.make_run(name, [start(name, **more), of(suffix(8, 2.0)), of(suffix(16, 1.25))])
-    self.make_run("asked", [start("asked"), of(suffix(8, 2.0, asked=640))])
-    runs = metrics.read_runs([*map(self.path, ("same", "s_a_1", "other", "asked"))])
+    for name in ("same", "other"):
+      self.make_run(name, [start(name), of(suffix(8, 2.0)), of(suffix(16, 1.25))])
+    runs = metrics.read_runs([*map(self.path, ("same", "s_a_1", "other"))])
     self.assertEqual([(run.label, [*run.row], [*run.contexts]) for run in runs],
-                     [("s_a_1", [16], [8, 16]), ("other", [], [8, 16]), ("asked", [], [8])])
+                     [("s_a_1", [16], [8, 16]), ("other", [], [8, 16])])
     alone, = metrics.read_runs([self.path("same")])
     self.assertEqual((alone.label, [*alone.contexts]), ("same", [8, 16]))
 
@@ -272,11 +243,11 @@ class Plot(ScriptTest):
     most = [suffix(8, 2.0), suffix(16, 1.25), suffix(32, 1.0)]
     for name, newer, losses, left_out in (
         ("other", [suffix(8, 3.0, window=16), suffix(16, 3.0, window=16)], [2.0, 1.25, 1.0],
-         {"of the last 8 targets in windows of 16": 2}),
-        ("single", [suffix(16, 3.0, step=9)], [2.0, 1.25, 1.0], {"of step 9": 1}),
+         {"of val.bin, the last 8 targets in windows of 16, 64 tokens asked": 2}),
+        ("single", [suffix(16, 3.0, step=9)], [2.0, 1.25, 1.0], {}),
         ("equal", [suffix(8, 3.0, 9), suffix(16, 3.0, 9), suffix(32, 3.0, 9)], [3.0] * 3, {}),  # step 8: earlier points
         ("window", [suffix(length, 3.0, window=64) for length in (8, 16, 64)], [3.0] * 3,
-         {"of the last 8 targets in windows of 32": 3})):
+         {"of val.bin, the last 8 targets in windows of 32, 64 tokens asked": 3})):
       run = self.evaluated(name, *most, *newer)
       self.assertEqual(([e.loss for e in run.contexts.values()], run.left_out), (losses, left_out), name)
 
@@ -289,23 +260,20 @@ class Plot(ScriptTest):
     self.assertIn("<!-- a -->", self.text_of("p.svg"))  # in the legend
 
   def test_weights_of_another_run(self):
-    of = lambda weights, **more: {**(made := line(8, 16, 2.0, **more)), "of": {**made["of"], "weights": weights}}
-    start = lambda **more: {"type": "start", "config": {**CONFIG, "name": "s2", **more}}
+    of = lambda run, **more: line(8, 16, 2.0, weights={"run": run, "xxh64": run}, **more)
+    start = {"type": "start", "config": {**CONFIG, "name": "s2"}}
     train = {"type": "train", "step": 1, "loss": 1.0}
-    sm = of("runs/sm/step_00000008")
-    for weights in ("runs/s2", "runs/s2/step_00000008", "/moved/s2/step_00000008", "runs/s2/best",
-                    "runs/s2/old_steps_2/step_00000008", "random"):
-      run = metrics.Run(self.make_run("moved", [start(), train, of(weights), sm]))
-      self.assertEqual(([*run.row], run.note()),
-                       ([16], "moved: 1 evaluation left out: 1 of the weights of runs/sm"), weights)
-      shutil.rmtree(self.path("moved"))
-    alone = metrics.Run(self.make_run("alone", [start(), sm, of("runs/other/step_00000008")]))  # the run it looks at
-    self.assertEqual(([*alone.row], alone.note()),
-                     ([16], "alone: 1 evaluation left out: 1 of the weights of runs/other"))
-    none = metrics.Run(self.make_run("none", [start(), train, sm, {**suffix(8, 1.0), "of": sm["of"]}]))
+    run = metrics.Run(self.make_run("moved", [start, train, of("s2"), of("sm")]))
+    self.assertEqual(([*run.row], run.note()), ([16], "moved: 1 evaluation left out: 1 of the weights of sm"))
+    alone = metrics.Run(self.make_run("alone", [start, of("other"), of("sm")]))  # the run it looks at
+    self.assertEqual(([*alone.row], alone.evaluates, alone.note()),
+                     ([16], "sm", "alone: 1 evaluation left out: 1 of the weights of other"))
+    suffixes = of("sm", mode="suffix", context_of=32, suffix=8)
+    none = metrics.Run(self.make_run("none", [start, train, of("sm"), suffixes]))
     self.assertEqual((none.row, none.contexts, [*none.left_out.values()]), ({}, {}, [2]))
-    tuned = metrics.Run(self.make_run("tuned", [start(init="runs/sm/"), train, of("runs/sm")]))
-    self.assertEqual(([*tuned.row], tuned.note()), ([16], ""))
+    both = metrics.Run(self.make_run("both", [  # it continues a copy of another
+        {"type": "start", "config": {**CONFIG, "name": "sm"}}, train, of("sm"), start, train, of("s2")]))
+    self.assertEqual((len(both.evaluations), both.note()), (2, ""))
 
   def test_units(self):
     shares = {"accuracy": 0.625, "accuracy_stderr": 0.1, "exact": 0.25, "exact_stderr": 0.2,

@@ -15,8 +15,7 @@ FEW = "37.5% (2 seeds are too few for an interval)"
 def lines(base=1.5, config=(), steps=8, seed=1, **start):
   """Of a run whose losses lie around base, with numbers of its own in every field."""
   config = {**CONFIG, "seed": seed, **dict(config)}
-  of = {"data": [{"name": "val.bin", "tokens": 900, "xxh64": "v"}], "windows": 4, "tokens_asked": 64,
-        "weights": "runs/x"}
+  of = {"data": [{"name": "val.bin", "tokens": 900, "xxh64": "v"}], "windows": 4, "tokens_asked": 64}
   result = [{"type": "start", "time": 1e9, "config": config, "commit": "abc", "command": "./train c.json",
              "device": "CPU", "versions": {"backend": "cpu"}, "parameters": 1234567, "flops_per_token": 7.5e6, **start}]
   result += [{"type": "train", "time": 1e9 + step, "step": step, "loss": base + 4 / step,
@@ -173,7 +172,8 @@ class Report(ScriptTest):
       content = lines(config=[("data", {"val": ["val.bin"], "val_labels": labels})])
       for entry, share in zip(content[-2:], (0.75, 0.5)):
         entry.update(accuracy=share, accuracy_stderr=0.125, exact=share / 2, exact_stderr=0.25,
-                     accuracy_by_position=[share, 0.25])
+                     accuracy_by_position=[share, 0.25],
+                     of={**entry["of"], **({"label_mean": "sequence"} if labels else {})})
       self.make_run(name, content)
     self.report("a", "b")
     tables = {table[0][0]: table[1:] for table in self.page.tables}
@@ -318,21 +318,21 @@ class Report(ScriptTest):
 
   def test_answers_of_other_weights_or_questions_do_not_mix(self):
     task = {"type": "task", "step": 8, "task": "piqa", "n": 40, "max_length": 16, "xxh64": "f", "acc": 0.5,
-            "acc_norm": 0.75, "weights": "runs/a"}
+            "acc_norm": 0.75}
     passkey = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 5, "exact": [1.0],
-               "weights": "runs/a/step_00000008"}
+               "weights": {"run": "a", "xxh64": "1"}}
     self.make_run("a", [*lines(config=[("name", "a")]), task, passkey,
-                        {**passkey, "exact": [0.0], "weights": "runs/b/step_00000008"},
-                        {**task, "acc_norm": 0.25, "weights": "runs/b/step_00000008"},
+                        {**passkey, "exact": [0.0], "weights": {"run": "b", "xxh64": "2"}},
+                        {**task, "acc_norm": 0.25, "weights": {"run": "b", "xxh64": "2"}},
                         {**task, "n": 10, "acc_norm": 1.0}])
-    self.make_run("b", [*lines(config=[("name", "b")]), {**task, "weights": "runs/b", "acc_norm": 0.125}])
+    self.make_run("b", [*lines(config=[("name", "b")]), {**task, "acc_norm": 0.125}])
     self.report("a", "b")
     self.assertEqual([(row["piqa acc_norm (n 40)"], row["piqa acc_norm (n 10)"], row["passkey at 16"])
                       for row in self.summary().values()],
                      [("75.0%", "100.0%", "100.0%"), ("12.5%", "-", "-")])
-    self.assertIn(", 2 of the weights of runs/b", self.said)
+    self.assertIn(": 2 of the weights of b", self.said)
     for field, value in (("max_length", 32), ("xxh64", "g")):
-      self.make_run(field, [*lines(config=[("name", "c")]), {**task, "weights": "runs/c", field: value}])
+      self.make_run(field, [*lines(config=[("name", "c")]), {**task, field: value}])
       self.report("b", field)
       self.assertEqual([row[f"piqa acc_norm ({field} {value})"] for row in self.summary().values()], ["-", "75.0%"])
       table, = (table for table in self.page.tables if "by length" in table[0])
@@ -374,7 +374,7 @@ class Report(ScriptTest):
     line = {"type": "diagnostics", "step": 8, "length": 16, "sequences": 4, "first_token": 0.25, "sink_rate": 12.5,
             "entropy": 1.0, "entropy_norm": 0.5, "m_act": 94.0, "gate": None, "zeros": None,
             "layers": [{"max": [9.0, 2.0, 1.0], "heads": heads}]}
-    other = {**line, "m_act": 7.0, "weights": "runs/other/step_00000008"}
+    other = {**line, "m_act": 7.0, "weights": {"run": "other", "xxh64": "1"}}
     self.make_run("a", [*lines(config=[("name", "a")]), line, other])
     groups = {"type": "groups", "step": 8, "norms": {}, "learned": {"attn.sink": [[0.5, -1.25], [0.75, 3.0]]}}
     self.make_run("b", [*lines(), groups])

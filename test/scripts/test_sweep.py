@@ -40,13 +40,15 @@ os.makedirs("runs/" + settings["name"], exist_ok=True)
 steps, loss = int(settings.get("train.steps", 4)), float(settings["seed"])
 lengths = [16, 32] if member[0] != "c" else [32, 64]
 config = {"model": {"context": 16}, "train": {"steps": steps}, "batch": {"tokens": 64}, "eval": {"lengths": lengths}}
-given = json.load(open(sys.argv[1]))
+config["name"], given = settings["name"], json.load(open(sys.argv[1]))
 config["eval"].update({key[5:]: json.loads(value) for key, value in given.items() if key.startswith("eval.")})
 config["data"] = {key[5:]: [value] for key, value in settings.items() if key.startswith("data.")}
 if settings.get("eval.mode"):
   config["eval"]["mode"] = settings["eval.mode"]
+of = {"id": "", "series": "", "mode": "windows", "weights": {"run": settings["name"]},
+      "of": {"data": [], "windows": 0, "tokens_asked": 64}}
 if "--eval" in sys.argv:  # 10 more than the run's own
-  of = {"mode": "suffix", "context_of": 32, "suffix": 8} if settings.get("eval.mode") else {}
+  of.update({"mode": "suffix", "context_of": 32, "suffix": 8} if settings.get("eval.mode") else {})
   with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
     print(json.dumps({"type": "start", "config": config}), file=file)
     for length in (16, 32):
@@ -54,10 +56,10 @@ if "--eval" in sys.argv:  # 10 more than the run's own
   sys.exit(0)
 with open("runs/" + settings["name"] + "/metrics.jsonl", "w") as file:
   print(json.dumps({"type": "start", "config": config, "commit": "abc", "device": "CPU"}), file=file)
-  print(json.dumps({"type": "val", "step": 0, "length": 16, "loss": 4.0}), file=file)
+  print(json.dumps({"type": "val", "step": 0, "length": 16, "loss": 4.0, **of}), file=file)
   print(json.dumps({"type": "train", "step": steps if what in ("", "lacks") else 2, "loss": 1}), file=file)
   for length in lengths[:1] if what == "lacks" else lengths:
-    print(json.dumps({"type": "val", "step": 2 if what else steps, "length": length, "loss": loss}), file=file)
+    print(json.dumps({"type": "val", "step": 2 if what else steps, "length": length, "loss": loss, **of}), file=file)
 if what == "wait":
   def save(*_):
     time.sleep(1)

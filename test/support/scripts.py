@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -47,6 +48,22 @@ DAMAGED = ['{"type":"start","config":null}', '{"type":"start","config":[]}', '{"
            '{"type":"skip","step":null,"skipped":1}', '{"type":"task","step":8,"task":{"a":1},"acc":"high"}',
            '{"type":"passkey","step":8}', '{"type":"passkey","step":8,"form":"x","length":"y","exact":[null]}',
            '{"type":"val","st']  # lines of a run, which all scripts pass over
+DAMAGED = [re.sub(r'("type":"(val|eval|task|passkey)")', r'\1,"id":"x"', line) for line in DAMAGED]
+
+
+EVALUATIONS = "val", "eval", "task", "passkey", "diagnostics"
+
+
+def identified(line, run):
+  """An evaluation's line with what ./train writes of what it is of, where a test does not say it."""
+  if line["type"] not in EVALUATIONS or line.get("id", "") is None:
+    return line
+  of = {"data": [], "tokens_asked": 64, "windows": 3, "rope_scaling": "none", **line.get("of", {})}
+  asked = [line.get(key) for key in ("mode", "start", "context_of", "suffix")] + [
+      {key: value for key, value in of.items() if key != "data"},
+      [[file.get("tokens"), file.get("xxh64")] for file in of["data"]]]
+  return {"id": json.dumps([asked, line.get("length")]), "series": json.dumps(asked), "weights": {"run": run},
+          "mode": "windows", **line, "of": of}
 
 
 class ScriptTest(Folder):
@@ -55,9 +72,10 @@ class ScriptTest(Folder):
     self.out = self.path("out")
 
   def make_run(self, name, lines):
-    """The folder of a run with these lines, as objects or text, as its metrics.jsonl."""
+    """The folder of a run with these lines, as objects or text, as its metrics.jsonl; evaluations as identified()."""
     os.makedirs(self.path(name), exist_ok=True)
-    lines = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    config = next((line["config"] for line in lines if isinstance(line, dict) and line["type"] == "start"), {})
+    lines = [line if isinstance(line, str) else json.dumps(identified(line, config.get("name"))) for line in lines]
     self.write(os.path.join(name, "metrics.jsonl"), "\n".join(lines))
     return self.path(name)
 

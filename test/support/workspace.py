@@ -181,11 +181,8 @@ class Workspace(Folder):
 
   def steady(self, run="tiny"):
     """All lines that must be the same in equal runs, which may have other names."""
-    lines = [{key: value for key, value in entry.items() if key not in VOLATILE}
-             for entry in self.metrics(run) if entry["type"] != "start"]
-    for line in lines:
-      line.get("of", {}).pop("weights", None)
-    return lines
+    return [{key: value for key, value in entry.items() if key not in (*VOLATILE, "weights")}
+            for entry in self.metrics(run) if entry["type"] != "start"]
 
   def checkpoint(self, step, *names, run="tiny"):
     return self.path("runs", run, f"step_{step:08d}", *names)
