@@ -31,6 +31,7 @@
 #include "training/agreement.h"
 #include "training/dead_gradients.h"
 #include "training/evaluations.h"
+#include "training/flops.h"
 #include "training/identity.h"
 #include "training/loop.h"
 #include "training/matmul_algorithms.h"

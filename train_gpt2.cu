@@ -26,6 +26,7 @@
 #include "model/activations.h"
 #include "attention/documents.cuh"
 #include "attention/position_bias.cuh"
+#include "attention/prune.cuh"
 #include "attention/prepare.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
@@ -117,31 +118,6 @@ size_t snapshot_bytes(const Config& config) { return parameter_layout(config).sn
 
 std::vector<Tensor> parameters_of(const Config& config) { return parameter_layout(config).tensors; }
 
-int64_t parameter_count(const Config& config) {
-  int64_t count = 0;
-  for (const Tensor& tensor : parameters_of(config)) count += int64_t(tensor.size);
-  return count;
-}
-
-double flops_per_token(const Config& config, const std::vector<int>& documents) {
-  const Config::Model& m = config.model;
-  double parameters = double(parameter_count(config)), full = double(m.context) * (m.context + 1.0) / 2;
-  double context = 0;  // keys of all rows of a sequence
-  if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
-  for (int l = 0; l < m.layers; l++) {
-    AttentionSettings a = config.layer(l).attention;
-    std::span<const int> lengths(&m.context, 1);
-    if (a.documents == Documents::separate && !documents.empty()) lengths = documents;
-    double seen = 0, rows = 0;
-    for (int length : lengths) {
-      double most = a.keys_seen(length);
-      seen += most * (most + 1) / 2 + (length - most) * most, rows += length;
-    }
-    context += m.context * (seen * (m.context / rows) / full);
-  }
-  return 6.0 * parameters + 6.0 * context * m.heads * m.head_dim;
-}
-
 MemoryPlan plan_memory(const Config& config, int micro, size_t eval_rows, int eval_length, bool training, int ranks) {
   MemoryPlan plan;  // of arrays that are never allocated: such a plan only counts
   bool rounds = config.precision == Precision::bf16;
@@ -201,6 +177,7 @@ class Gpt2 final : public Model {
   void begin_step() override;
   void forward_backward(const int* inputs, const Targets& targets) override;
   StepResult reduce_and_clip(float grad_clip) override;
+  std::vector<TileCount> tiles() override;
   void update(const AdamW& settings) override;
   void losses(float* losses, const int* inputs, const Targets& targets, int B, int T, int* above) override;
   void outputs(float* outputs, const int* inputs, int B, int T) override;
@@ -343,6 +320,7 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   prepare_forward(a.qkv, call);
   // 5  attention, with the bias of its scores and the norm of its output
   position_bias_forward(a.bias, decay_of(a), call);
+  find_needed_tiles(a.bias, training && b.tiles ? b.tiles + l * H : nullptr, a.qkv, call);
   attention_forward(a.att, a.att_stats, a.qkv, call, training);
   if (a.att_norms) norm_output(a.att, a.att_norms, call);
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
@@ -516,7 +494,18 @@ void Gpt2<Real>::begin_step() {
   phase("update", stream);
   store_.begin_step();
   zero(b.loss_sum, 1, stream);
+  if (b.tiles) zero(b.tiles, size_t(L) * H, stream);
   rows_seen_ = 0;
+}
+
+template <class Real>
+std::vector<TileCount> Gpt2<Real>::tiles() {
+  std::vector<int2> counts(b.tiles ? size_t(L) * H : 0);
+  CUDA_CHECK(cudaMemcpyAsync(counts.data(), b.tiles, counts.size() * sizeof(int2), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  std::vector<TileCount> tiles;
+  for (int2 count : counts) tiles.push_back({double(count.x), double(count.y)});
+  return tiles;
 }
 
 template <class Real>
@@ -602,7 +591,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
   int N = counted * T;
   Activations<Real>& act = b.evaluation;
   std::vector<float> of_rows(size_t(B) * T * H * row_statistics(T)), of_gate(GATE_STATISTICS);
-  LayerStatistics statistics{0, of_rows, of_gate, {}};
+  LayerStatistics statistics{0, of_rows, of_gate, {}, {}};
   std::vector<Real> x(size_t(N) * C);
   auto download = [&](auto& to, const auto* from) {
     CUDA_CHECK(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
@@ -610,6 +599,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
   };
   upload(act, inputs, inputs, B * T);
   family_ = "general";  // they save what attention_diagnose() reads
+  if (b.tiles) zero(b.tiles, size_t(L) * H, stream);
   forward(act, B, T, true, [&](int l) {
     Layer& a = act.layers[l];
     int heads = gated(a, GatePosition::output) ? 1 : H, width = gated(a, GatePosition::output) ? C : A;
@@ -619,6 +609,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
     download(statistics.gate, b.statistics);
     attention_diagnose(b.statistics, a.att_stats, a.qkv, attention_of(a, l, B, T));
     download(statistics.rows, b.statistics);
+    statistics.tiles = tiles();
     download(x, l + 1 < L ? act.layers[l + 1].x : act.x_final);
     statistics.x.clear();
     for (Real value : x) statistics.x.push_back(to_float(value));

@@ -38,6 +38,11 @@ struct Targets {
       : tokens(tokens), row_weights(row_weights), values(values) {}
 };
 
+// Tiles of scores of a head (attention/prune.cuh).
+struct TileCount {
+  double needed = 0, seen = 0;
+};
+
 // A layer's values in diagnose(), on the host.
 struct LayerStatistics {
   int layer;
@@ -45,6 +50,7 @@ struct LayerStatistics {
   std::vector<float>
       gate;              // gate_statistics()'s, of the matrix that the gate acts on; without a gate attention's output
   std::vector<float> x;  // [counted, T, C]  the residual stream that leaves the layer
+  std::vector<TileCount> tiles;  // as tiles(), of this batch and the layers so far
 };
 
 class Model {
@@ -61,6 +67,8 @@ class Model {
   virtual void begin_step() = 0;                                                 // loss and gradients = 0
   virtual void forward_backward(const int* inputs, const Targets& targets) = 0;  // += ; [micro, context], host
   virtual StepResult reduce_and_clip(float grad_clip) = 0;  // loss and norm of all ranks; waits for the device
+  // [layers, H]: those of this rank's forward passes since begin_step(); empty if no layer prunes. Waits for the device.
+  virtual std::vector<TileCount> tiles() = 0;
   virtual void update(const AdamW& settings) = 0;           // AdamW, with the gradients clipped to that grad_clip
 
   // Evaluation: losses = [B, T] in nats (with a regression head: squared errors), 0 without a target; [B, T] inputs and
@@ -92,6 +100,3 @@ std::unique_ptr<Model> make_model(const Config& config, size_t eval_rows, int ev
 size_t snapshot_bytes(const Config& config);  // of host memory
 
 std::vector<Tensor> parameters_of(const Config& config);  // of all layers, allocating nothing
-int64_t parameter_count(const Config& config);
-// 6 x parameters + 6 L T A, as llm.c counts causal training. documents: lengths of separate ones; none: as joined.
-double flops_per_token(const Config& config, const std::vector<int>& documents = {});

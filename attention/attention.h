@@ -73,13 +73,17 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
 // The bias c of a head, in units of KindRow::unit, is three arrays: origins, sums of two floats that BIAS_ROWS
 // positions share (c may reach -100,000, where floats are 0.008 apart); for each position its difference from its
 // origin; and what that float lost, which kernels on tensor cores do not read. They read whole tiles of up to
-// BIAS_SLACK positions, so beyond the last array too. A head's first two arrays begin at multiples of 16 bytes, and
-// origins are read two at a time, as the copy engine needs it.
+// BIAS_SLACK positions, so beyond the last array too. A head's arrays begin at multiples of 16 bytes but for that of
+// what was lost, and origins are read two at a time, as the copy engine needs it. Behind the three are those of
+// prune.cuh, for each BIAS_ROWS positions an int2 and a float4.
 constexpr int BIAS_ROWS = 64, BIAS_SLACK = 128;
 __host__ __device__ constexpr int bias_origins(int T) {  // their floats
   return (T + 2 * BIAS_ROWS - 1) / (2 * BIAS_ROWS) * 4;
 }
-__host__ __device__ constexpr int bias_floats(int T) { return bias_origins(T) + (2 * T + 3) / 4 * 4; }
+__host__ __device__ constexpr int bias_blocks(int T) { return (T + BIAS_ROWS - 1) / BIAS_ROWS; }
+__host__ __device__ constexpr int bias_needed(int T) { return bias_origins(T) + (2 * T + 3) / 4 * 4; }  // floats before
+__host__ __device__ constexpr int bias_norms(int T) { return bias_needed(T) + (2 * bias_blocks(T) + 3) / 4 * 4; }
+__host__ __device__ constexpr int bias_floats(int T) { return bias_norms(T) + 4 * bias_blocks(T); }
 // With separate documents c begins at 0 in each, and in the block of BIAS_ROWS where its document begins a row has the
 // origin 0: no bit of c depends on the documents before.
 __host__ __device__ constexpr bool has_origin_0(int row, int document_start) {

@@ -111,6 +111,7 @@ template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) 
                              .window = s.window > 0 ? s.window : NO_WINDOW,
                              .sink_tokens = s.sink_tokens,
                              .bias = s.bias == Bias::none ? nullptr : call.bias,
+                             .prunes = s.prunes(),
                              .heads = float(call.shape.H)};
   const KindRow& kind = kind_row(s.kind);
   kind.numbers(s.parameters.data() + kind.first_parameter, settings.numbers);
@@ -256,8 +257,10 @@ template <class T>
 void attention_diagnose(float* statistics, const float* stats, const T* qkv, const AttentionCall<T>& call) {
   AttentionCall<T> by_name = call;
   by_name.family = "general";
+  KernelSettings settings = kernel_settings(call);
+  settings.prunes = false;  // statistics are of all keys
   if (const Family<T>* general = find_family(by_name, {qkv}))
-    return general->diagnose(statistics, stats, qkv, call, kernel_settings(call));
+    return general->diagnose(statistics, stats, qkv, call, settings);
   failure("attention: no kernels for diagnostics with a window or a bias on a GPU");
 }
 

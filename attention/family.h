@@ -16,6 +16,7 @@ struct KernelSettings {
   float sink = 0;                           // logit of the sink where none is learned: 0, or -inf for no sink
   int window = NO_WINDOW, sink_tokens = 0;  // of Window (masks.cuh)
   const float* bias = nullptr;              // c (attention.h), or nullptr
+  bool prunes = false;                      // whether tiles are left out, as prune.cuh's arrays say
   float heads = 0;
   // Of the kind (KindRow::numbers): its parameters, and the initial values of a formula's learned numbers; and the
   // learned numbers, [H] each of T, or nullptr.

@@ -23,6 +23,7 @@
 //                                   they may be nullptr)
 #pragma once
 #include "attention/family.h"
+#include "attention/prune.cuh"
 
 // The tiles of STREAM rows that cover [begin, stop) except [near, far).
 // To be counted by their first rows, from begin to next(...) < stop, or by numbers from first() to end() - 1. With a
@@ -40,6 +41,12 @@ template <int STREAM, bool WITH_GAP = false> struct StreamedTiles {
   __host__ __device__ __forceinline__ int row(int number) const {
     int row = number * STREAM + base;
     return WITH_GAP && row >= near ? row + far - near : row;
+  }
+  // Those that reach to `from` or beyond.
+  __host__ __device__ __forceinline__ StreamedTiles reaching(int from) const {
+    from = from / STREAM * STREAM;
+    if (from < near) return {max(begin, from), stop, near, far, max(base, from)};
+    return {max(far, from), stop, base, max(far, from), base};
   }
 };
 
@@ -104,8 +111,29 @@ struct Window : Causal {
 struct Biased : Window {
   static constexpr bool ADDS = true;
   const float* bias;
+  bool prunes;
   __host__ __device__ Biased(const KernelSettings& s, int T, size_t head)
-      : Window(s, T, head), bias(s.bias ? s.bias + head * bias_floats(T) : nullptr) {}
+      : Window(s, T, head), bias(s.bias ? s.bias + head * bias_floats(T) : nullptr), prunes(s.prunes) {}
+  // The tiles of queries from i0 on, and the end of those of keys before j, less those that prune.cuh leaves out.
+  __host__ __device__ __forceinline__ const NeededTiles& needed(int row) const {
+    return reinterpret_cast<const NeededTiles*>(bias + bias_needed(T))[row / BIAS_ROWS];
+  }
+  template <int STREAM>
+  __host__ __device__ __forceinline__ StreamedTiles<STREAM, true> pruned_keys(StreamedTiles<STREAM, true> tiles,
+                                                                              int i0) const {
+    return prunes ? tiles.reaching(needed(i0).first_key) : tiles;
+  }
+  __host__ __device__ __forceinline__ int pruned_stop(int stop, int j) const {
+    return prunes ? min(stop, needed(min(j, T) - 1).query_stop) : stop;
+  }
+  template <int STREAM>
+  __host__ __device__ __forceinline__ StreamedTiles<STREAM, true> key_tiles(int i0, int rows) const {
+    return pruned_keys(Window::key_tiles<STREAM>(i0, rows), i0);
+  }
+  template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> query_tiles(int j0, int rows) const {
+    auto tiles = Window::query_tiles<STREAM>(j0, rows);
+    return {tiles.begin, pruned_stop(tiles.stop, j0 + rows)};
+  }
   template <bool KEYS>
   __host__ __device__ __forceinline__ bool cuts(int held0, int rows, int stream0, int columns) const {
     return (KEYS && stream0 + columns > T) || Window::cuts<KEYS>(held0, rows, stream0, columns);
@@ -173,12 +201,16 @@ template <class Keys> struct OwnDocument : Keys {
   __host__ __device__ __forceinline__ StreamedTiles<STREAM, true> key_tiles(int i0, int rows) const {
     int start = first(i0), base = start / STREAM * STREAM, far = max(i0 - window + 1, start) / STREAM * STREAM;
     int near = sink_tokens > 0 ? min((start + sink_tokens + STREAM - 1) / STREAM * STREAM, far) : base;
-    return {near > base ? base : far, min(i0 + rows, T), near, far, base};
+    StreamedTiles<STREAM, true> tiles = {near > base ? base : far, min(i0 + rows, T), near, far, base};
+    if constexpr (Keys::ADDS) return Keys::pruned_keys(tiles, i0);
+    return tiles;
   }
   template <int STREAM> __host__ __device__ __forceinline__ StreamedTiles<STREAM> query_tiles(int j0, int rows) const {
     int2 last = document(j0 + rows - 1);
     bool sinks = sink_tokens > 0 && j0 < last.x + sink_tokens;
-    return {j0 / STREAM * STREAM, sinks ? last.y : min(j0 + rows + window - 1, last.y)};
+    int stop = sinks ? last.y : min(j0 + rows + window - 1, last.y);
+    if constexpr (Keys::ADDS) stop = Keys::pruned_stop(stop, j0 + rows);
+    return {j0 / STREAM * STREAM, stop};
   }
   template <bool KEYS> __host__ __device__ __forceinline__ bool cuts(int, int, int stream0, int columns) const {
     if (KEYS) return stream0 + columns > near;

@@ -109,12 +109,15 @@ struct AttentionSettings {
   int sink_tokens = 0;
   Documents documents = Documents::joined;  // separate: a row sees keys of its own document alone
   Bias bias = Bias::none;
+  bool prune = true;  // tiles of scores that the bias has made negligible are left out (prune.cuh)
   std::string family = "";  // of kernels, by its name (families.h); "": the fastest that was measured
   GateSettings gate = {};
   bool sums_to_1() const { return kind_row(kind).sums_to_1(); }
   double parameter(const char* name) const;  // of its kind; a Failure if that has none of this name
   // Kinds whose weights sum to 1 have none: their backward pass needs the output as it was.
   QkNorm norm_of_output() const { return sums_to_1() ? QkNorm::none : output_norm; }
+  bool may_prune() const { return bias != Bias::none && kind == Kind::softmax; }  // the bound is that of its weights
+  bool prunes() const { return prune && may_prune(); }
   int keys_seen(int rows) const { return window > 0 && rows - window > sink_tokens ? window + sink_tokens : rows; }
 };
 

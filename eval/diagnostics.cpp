@@ -29,10 +29,11 @@ constexpr int POSITIONS = 8, LARGEST = 3, SIZES = 1 << 16, SINK_ROWS = 64;
 constexpr double SINK_SHARE = 0.3;
 
 // Of a head; bins of reach follow. Counts: ALL rows, SEEN those of several keys, ROWS those of them whose weights are
-// not all 0.
+// not all 0. TILES are those that pruning leaves of TILES_SEEN.
 // clang-format off
 enum {
-  ALL, SEEN, ROWS, FIRST, FIRST_RAW, MASS, ENTROPY, ENTROPY_NORM, DISTANCE, PAIRS, ZEROS, DEGENERATE, SINKS, REACH
+  ALL, SEEN, ROWS, FIRST, FIRST_RAW, MASS, ENTROPY, ENTROPY_NORM, DISTANCE, PAIRS, ZEROS, DEGENERATE, SINKS, TILES, TILES_SEEN,
+  REACH
 };
 // clang-format on
 
@@ -85,6 +86,10 @@ static void add(LayerSums& sums, const LayerStatistics& statistics, const Config
       }
       head[SINKS] += sink > SINK_SHARE;
     }
+  for (int h = 0; h < H && !statistics.tiles.empty(); h++) {
+    const TileCount& tiles = statistics.tiles[size_t(statistics.layer) * H + h];
+    sums.heads[size_t(h) * fields + TILES] += tiles.needed, sums.heads[size_t(h) * fields + TILES_SEEN] += tiles.seen;
+  }
   for (size_t n = 0; n < statistics.gate.size(); n++) sums.gate[n % GateStatistic::COUNT] += statistics.gate[n];
   for (float x : statistics.x) {
     float size = std::fabs(x);
@@ -146,6 +151,7 @@ static ordered_json head_json(const double* head, int bins, int T, double larges
           {"entropy_norm", rounded(head[ENTROPY_NORM] / head[ROWS])},
           {"zeros", rounded(head[ZEROS] / head[PAIRS])},
           {"degenerate", rounded(head[DEGENERATE] / head[ALL])},
+          {"tiles", rounded(head[TILES] / head[TILES_SEEN])},
           {"max", rounded(largest)},
           {"reach", numbers(std::vector<double>(head + REACH, head + REACH + bins), head[ROWS])},
           {"distance", rounded(head[DISTANCE] / head[ROWS])},
@@ -223,12 +229,12 @@ static void print(const ordered_json& report) {
               plural(number(report["sequences"]), "window").c_str(), number(report["sink_rate"]),
               number(report["m_act"]));
   std::printf(
-      " layer | first token  entropy   norm |  zeros  degenerate |    d50     d90 |  max |x|   median |  gate\n");
+      " layer | first token  entropy   norm |  zeros  degenerate | tiles |    d50     d90 |  max |x|   median |  gate\n");
   auto line = [&](const std::string& name, const ordered_json& some, double size, double median, double gate) {
     auto cell = [&](const char* form, const char* field) { return cell_text(form, mean(some, field)); };
-    std::printf("%6s | %s %s %s | %s %s | %s %s | %8.4g %8.3g | %s\n", name.c_str(), cell("%11.4f", "first").c_str(),
+    std::printf("%6s | %s %s %s | %s %s | %s | %s %s | %8.4g %8.3g | %s\n", name.c_str(), cell("%11.4f", "first").c_str(),
                 cell("%8.3f", "entropy").c_str(), cell("%6.3f", "entropy_norm").c_str(), cell("%6.3f", "zeros").c_str(),
-                cell("%11.4f", "degenerate").c_str(), cell("%6.1f", "d50").c_str(), cell("%7.1f", "d90").c_str(), size,
+                cell("%11.4f", "degenerate").c_str(), cell("%5.3f", "tiles").c_str(), cell("%6.1f", "d50").c_str(), cell("%7.1f", "d90").c_str(), size,
                 median, cell_text("%5.3f", gate).c_str());
   };
   double median = 0;

@@ -151,6 +151,7 @@ template <class Real> struct Buffers {
   float2* rope;       // [longest length, D/2]
   int2* documents;    // [N] of the rows at work (AttentionCall::documents), or nullptr
   float* loss_sum;    // [1]
+  int2* tiles;        // [L, H] of the step at work (find_needed_tiles()), or nullptr
   float* statistics;  // of diagnose()
   Activations<Real> training, evaluation;
   Real* dx;         // [N, C]  gradient of the residual stream, carried from the last layer to the first
@@ -165,6 +166,8 @@ template <class Real> struct Buffers {
     bool rotates = m.position == Position::rope;
     plan.add(&rope, rotates ? std::max(context, size_t(eval_length)) * (m.head_dim / 2) : 0, "workspace");
     plan.add(&loss_sum, 1, "workspace");
+    bool prunes = config.some_layer([](const Config::Layer& layer) { return layer.attention.prunes(); });
+    plan.add(&tiles, prunes ? size_t(m.layers) * m.heads : 0, "workspace");
     size_t N = size_t(micro) * context, rows = std::max(eval_rows, context);
     bool separate = config.attention.documents == Documents::separate;
     plan.add(&documents, separate ? std::max(N, rows) : 0, "workspace");

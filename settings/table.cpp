@@ -91,6 +91,8 @@ static const EffectiveWhen
             [](const Config& c) { return some_entry_lacks(c, [](const LayerEntry& e) { return !e.kind.empty(); }); }},
     BIAS = {"a layer whose bias attention.layers does not say",
             [](const Config& c) { return some_entry_lacks(c, says_bias); }},
+    PRUNES = {"softmax layers with a bias",
+              [](const Config& c) { return c.some_layer([](const auto& l) { return l.attention.may_prune(); }); }},
     KEY_WINDOW = {"a layer with neither a window of its own nor \"full\" in attention.layers",
                   [](const Config& c) {
                     return some_entry_lacks(c, [](const LayerEntry& e) { return e.window > 0 || e.has("full"); });
@@ -170,6 +172,8 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
      "joined: a row sees its whole window; separate: its own document, from the separator on (data.separator)"},
     only_with(BIAS, {"attention.bias", choice(a.bias, bias_names), "", no,
                      "added to the scores by position (usually with model.position none)"}),
+    only_with(PRUNES, {"attention.prune", &a.prune, "", no,
+                     "leaves out tiles of scores that the bias has made negligible: less than 2^-24 of a row's sum"}),
     {"attention.layers", &c.layers, "", no, help_of_layers.c_str()},
     {"attention.family", choice_of_families(a.family), "", "the fastest that was measured and can",
      "kernels of all layers, by their name in attention/families.cpp"},

@@ -16,6 +16,7 @@
 #include "settings/schedule.h"
 #include "training/dead_gradients.h"
 #include "training/divergence.h"
+#include "training/flops.h"
 #include "training/groups.h"
 #include "training/spikes.h"
 
@@ -89,7 +90,6 @@ struct Training {
   SpikeGuard spikes_{config_.optimizer.skip_spikes, state_.spikes};
   int64_t first_ = state_.step;                          // the step it begins from
   int64_t saved_ = comm_.broadcast(newest_step(path_));  // the step of the newest checkpoint, 0: none yet
-  double flops_per_token_ = flops_per_token(config_, model_.facts().documents);
   double peak_flops_ = config_.precision == Precision::bf16 ? device_.peak_bf16_flops * comm_.size() : 0;
   double saved_at_ = seconds_now();
   bool warned_ = false;  // of steps without labels
@@ -170,6 +170,7 @@ std::string console_line(const nlohmann::ordered_json& fields, int64_t steps, do
       format("step %4ld/%ld | loss %s | norm %s | lr %.2e | ", fields["step"].get<int64_t>(), steps,
              cell_text("%.4f", number("loss")).c_str(), cell_text("%.2f", number("grad_norm")).c_str(), number("lr"));
   line += format(ms < 9.95 ? "%.1f ms | " : "%.0f ms | ", ms) + count_text(number("tokens_per_s")) + " tok/s";
+  if (fields.contains("tiles")) line += format(" | tiles %.0f%%", 100 * number("tiles"));
   if (std::isfinite(mfu)) line += format(" | mfu %.1f%%", 100 * mfu);
   return line + " | eta " + duration_text(eta_seconds);
 }
@@ -178,14 +179,19 @@ std::string console_line(const nlohmann::ordered_json& fields, int64_t steps, do
 void Training::report(const Step& step) {
   int64_t number = state_.step, steps = config_.train.steps;
   double tokens_per_s = double(config_.batch.tokens) / (step.ms / 1e3);
+  std::vector<TileCount> tiles = model_.tiles();
+  static_assert(sizeof(TileCount) == 2 * sizeof(double));
+  if (!tiles.empty()) comm_.all_reduce_sum(&tiles[0].needed, 2 * tiles.size());
+  double flops = flops_per_token(config_, model_.facts().documents, tiles);
   nlohmann::ordered_json fields = {{"step", number},
                                    {"loss", step.result.loss},
                                    {"grad_norm", step.result.grad_norm},
                                    {"lr", learning_rate(config_, number - 1)},
                                    {"tokens", number * config_.batch.tokens},
                                    {"tokens_per_s", tokens_per_s},
-                                   {"mfu", peak_flops_ > 0 ? flops_per_token_ * tokens_per_s / peak_flops_ : NAN},
+                                   {"mfu", peak_flops_ > 0 ? flops * tokens_per_s / peak_flops_ : NAN},
                                    {"ms", step.ms}};
+  if (!tiles.empty()) fields["tiles"] = needed_share(tiles);
   metrics_.write("train", fields);
   eta_.add(step.ms);
   if (step.outcome == Outcome::updated && due(config_.log.groups_every, number))

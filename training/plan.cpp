@@ -9,6 +9,7 @@
 #include "eval/evaluate.h"
 #include "kernels/matmul.cuh"
 #include "train_gpt2.h"
+#include "training/flops.h"
 
 // A copy of parameters and moments, from which a checkpoint is written while training continues.
 static const char* const SNAPSHOT = "checkpoint snapshot";

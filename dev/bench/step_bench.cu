@@ -11,6 +11,7 @@
 
 #include "dev/bench/bench.h"
 #include "train_gpt2.h"
+#include "training/flops.h"
 
 static double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

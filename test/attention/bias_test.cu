@@ -145,7 +145,9 @@ TEST(Bias, AttentionIsThatOfThePapers) {
     AttentionSettings s{.bias = bias};
     DeviceArray<float> x(qkv), out(shape.out_size());
     DeviceArray<float> c(bias_of(bias, shape, logits));
-    attention_forward<float>(out, nullptr, x, {.settings = s, .shape = shape, .bias = c}, false);
+    AttentionCall<float> call = {.settings = s, .shape = shape, .bias = c};
+    find_needed_tiles<float>(c, nullptr, x, call);
+    attention_forward<float>(out, nullptr, x, call, false);
     auto result = out.download();
     for (int h = 0; h < shape.H; h++)
       for (int i = 0; i < shape.T; i++) {

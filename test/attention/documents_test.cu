@@ -190,6 +190,7 @@ Given<T> with_logits(AttentionSetup s, const AttentionShape& shape, const std::v
   call.documents = documents, call.bias = c;
   Matrix<const T> columns{x, shape.H};
   position_bias_forward<T>(c, columns, call);
+  find_needed_tiles<T>(c, nullptr, in, call);
   attention_forward<T>(out, stats, in, call, true);
   attention_backward<T>(dqkv, d, out, stats, in, workspace, call);
   if (bias_is_learned(s.bias)) position_bias_backward<T>({dx, shape.H}, shape.H, columns, workspace, call);

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/family.h"
+#include "attention/prune.cuh"
 #include "test/support/device.h"
 
 inline const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten memory gives NaN
@@ -117,7 +118,7 @@ Result<T> run_attention(AttentionSetup s, const AttentionShape& shape, const std
   DeviceArray<float> c(as_kernels_read(bias, shape, s.kind, s.spans));
   DeviceArray<int2> documents(s.spans);
   if (s.documents == Documents::separate) call.documents = documents;
-  if (!bias.empty()) call.bias = c;
+  if (!bias.empty()) call.bias = c, find_needed_tiles<T>(c, nullptr, in + shift, call);
   s = with_learned<T>(s, shape.H);
   std::vector<T> numbers(s.learned.size());
   for (size_t n = 0; n < numbers.size(); n++) numbers[n] = from_float<T>(float(s.learned[n]));

@@ -8,6 +8,7 @@
 
 #include "test/model/model_reference.h"
 #include "test/model/small_model.h"
+#include "training/flops.h"
 
 namespace {
 

@@ -41,6 +41,8 @@ TASKS = {
     "layers_that_differ": Task(TRAINING, "bf16", {
         "attention.layers": ["lssa_window5", "ungated_fox"], "attention.gate.activation": "silu",
         "eval.mode": "suffix"}),
+    "pruned": Task(TRAINING, "fp32", {"attention.variant": "fox", "model.context": 130, "batch.tokens": 12 * 130,
+                                      "model.channels": 16, "eval.lengths": [130, 200]}),
     "documents": Task(TRAINING, "fp32", {
         "attention.documents": "separate", "data.separator": ord(" "), "attention.variant": "fox",
         "attention.layers": ["lssa", "joined"], "model.position": "learned", "eval.lengths": [16]}),

@@ -1,0 +1,33 @@
+#include "training/flops.h"
+
+int64_t parameter_count(const Config& config) {
+  int64_t count = 0;
+  for (const Tensor& tensor : parameters_of(config)) count += int64_t(tensor.size);
+  return count;
+}
+
+double needed_share(std::span<const TileCount> tiles) {
+  double needed = 0, seen = 0;
+  for (TileCount count : tiles) needed += count.needed, seen += count.seen;
+  return seen > 0 ? needed / seen : 1;
+}
+
+double flops_per_token(const Config& config, const std::vector<int>& documents, std::span<const TileCount> tiles) {
+  const Config::Model& m = config.model;
+  double parameters = double(parameter_count(config)), full = double(m.context) * (m.context + 1.0) / 2;
+  double context = 0;  // keys of all rows of a sequence
+  if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
+  for (int l = 0; l < m.layers; l++) {
+    AttentionSettings a = config.layer(l).attention;
+    std::span<const int> lengths(&m.context, 1);
+    if (a.documents == Documents::separate && !documents.empty()) lengths = documents;
+    double seen = 0, rows = 0;
+    for (int length : lengths) {
+      double most = a.keys_seen(length);
+      seen += most * (most + 1) / 2 + (length - most) * most, rows += length;
+    }
+    double share = tiles.empty() ? 1 : needed_share(tiles.subspan(size_t(l) * m.heads, m.heads));
+    context += share * m.context * (seen * (m.context / rows) / full);
+  }
+  return 6.0 * parameters + 6.0 * context * m.heads * m.head_dim;
+}

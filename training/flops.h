@@ -1,0 +1,13 @@
+// The work of training, for plans and MFU.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "train_gpt2.h"
+
+int64_t parameter_count(const Config& config);
+// 6 x parameters + 6 L T A, as llm.c counts causal training, with the keys that rows see for T. documents: lengths of
+// separate ones; none: as joined. tiles [layers, H]: of layers that prune this share of the keys; none: all.
+double flops_per_token(const Config& config, const std::vector<int>& documents = {},
+                       std::span<const TileCount> tiles = {});
+double needed_share(std::span<const TileCount> tiles);  // of their sums; 1 if none are seen
