@@ -2,9 +2,10 @@
 // the FlashAttention count (causal: 2 T^2 D per head forward, 2.5 times that backward, whatever a kind really needs),
 // and the share of the time that the work which the kind does need would take at the machine's ceilings.
 //   build/BACKEND/bench_attention [--threads N] [--kernels FAMILY] [--type fp32|bf16] [--bias none|alibi|fox|cable]
-//                                 [--sums] [--json FILE] [KIND,...|all] [D,...] [T,...]
+//                                 [--prune] [--sums] [--json FILE] [KIND,...|all] [D,...] [T,...]
 // On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two
-// heads. --sums: the backward sums the columns of dqkv too. Medians of repeated runs on random data. On Hopper also the
+// heads. --prune: the bias is that of random logits, and tiles that it makes negligible are left out; else it is random
+// numbers, and none are. --sums: the backward sums the columns of dqkv too. Medians of repeated runs on random data. On Hopper also the
 // backward while another kernel holds as many multiprocessors as collectives do, with the whole grid and with that many
 // left free.
 #include "dev/bench/bench.h"
@@ -13,14 +14,16 @@
 static Json rows = Json::array();
 
 template <class T>
-static void measure(const Ceilings& ceilings, Kind kind, Bias bias, bool sums, const AttentionShape& shape,
+static void measure(const Ceilings& ceilings, Kind kind, Bias bias, bool prune, bool sums, const AttentionShape& shape,
                     const std::string& family) {
-  AttentionCase<T> attention({.kind = kind, .bias = bias}, shape, family.empty() ? nullptr : family.c_str());
+  AttentionCase<T> attention({.kind = kind, .bias = bias, .prune = prune}, shape,
+                             family.empty() ? nullptr : family.c_str());
   if (sums) attention.call.dqkv_sums = attention.arrays.template normal<float>(3 * shape.H * shape.D);
   constexpr bool is_bf16 = std::is_same_v<T, bf16>;
   auto [B, length, H, D] = shape;
   std::string name = kind_names[int(kind)];
   if (bias != Bias::none) append_item(name, bias_names[int(bias)], ", ");
+  if (prune) append_item(name, "pruned", ", ");
   if (sums) append_item(name, "sums", ", ");
   printf("| %s | %d | %d |", name.c_str(), D, length);
   Json row = {{"kind", name}, {"type", is_bf16 ? "bf16" : "fp32"}, {"B", B}, {"T", length}, {"H", H}, {"D", D}};
@@ -94,7 +97,7 @@ static Json measure_beside(Kind kind) {
 static void bench(int argc, char** argv) {
   std::string type = on_cpu ? "fp32" : "bf16", json, family;
   Bias bias = Bias::none;
-  bool sums = false;
+  bool prune = false, sums = false;
   std::vector<std::string> lists = {"all", on_cpu ? "32,64" : "64,128",
                                     on_cpu ? "128,1024" : "1024,2048,4096,8192,16384"};
   for (int i = 1, list = 0; i < argc; i++) {
@@ -103,6 +106,7 @@ static void bench(int argc, char** argv) {
     if (a == "--threads") set_cpu_threads(atoi(value().c_str()));
     else if (a == "--type") type = value();
     else if (a == "--bias") bias = from_name<Bias>("--bias", bias_names, value());
+    else if (a == "--prune") prune = true;
     else if (a == "--sums") sums = true;
     else if (a == "--kernels") family = value();
     else if (a == "--json") json = value();
@@ -129,8 +133,8 @@ static void bench(int argc, char** argv) {
         Kind which = from_name<Kind>("KIND", kind_names, kind);
         AttentionShape shape = {on_cpu ? 1 : std::max(1, 16384 / length), length, on_cpu ? 2 : std::max(1, 1536 / D),
                                 D};
-        if (type == "fp32") measure<float>(ceilings, which, bias, sums, shape, family);
-        else measure<bf16>(ceilings, which, bias, sums, shape, family);
+        if (type == "fp32") measure<float>(ceilings, which, bias, prune, sums, shape, family);
+        else measure<bf16>(ceilings, which, bias, prune, sums, shape, family);
       }
   Json report = report_head(argc, argv, ceilings);
   report["attention"] = rows;

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/position_bias.cuh"
+#include "attention/prune.cuh"
 #include "base/text.h"
 #include "kernels/convert.cuh"
 #include "kernels/matmul.cuh"
@@ -151,8 +153,12 @@ template <class T> struct AttentionCase {
         shape(shape),
         call{.settings = this->settings, .shape = shape, .context = shape.T, .family = family} {
     call.bias = bias;
+    if (settings.prunes()) position_bias_forward<T>(bias, {arrays.normal<T>(shape.rows()), shape.H}, call);
   }
-  void forward(bool training) { attention_forward(out, stats, qkv, call, training); }
+  void forward(bool training) {
+    find_needed_tiles(bias, nullptr, qkv, call);
+    attention_forward(out, stats, qkv, call, training);
+  }
   void backward() { attention_backward(dqkv, dout, out, stats, qkv, workspace, call); }
   double forward_bytes(bool training) const { return 4.0 * elements * sizeof(T) + (training ? 4.0 * statistics : 0); }
   double backward_bytes() const { return 8.0 * elements * sizeof(T) + 4.0 * statistics; }

@@ -51,6 +51,8 @@ for question in $asked; do
       step attention 70 table "$build/bench_attention" softmax,lssar 64 "$lengths" --json "$out/attention.json"
       step "attention with a bias" 30 table "$build/bench_attention" --bias fox softmax 64 "$lengths" \
         --json "$out/bias.json"
+      step "attention with a pruned bias" 30 table "$build/bench_attention" --bias fox --prune softmax 64 "$lengths" \
+        --json "$out/pruned.json"
       step "attention with sums of columns" 20 table "$build/bench_attention" --sums softmax 64 1024 \
         --json "$out/sums.json" ;;
     counters)
