@@ -72,8 +72,8 @@ template <class Policy, class Mask, class Tile> struct BackwardHeads : HeldKeys<
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Tile::HELD / 16; k++)
-      wgmma_columns(dq, columns_operand(gradients, Tile::HELD * TILE_ROW_BYTES) + k * 128,
-                    columns_operand(all_keys, Tile::HELD * TILE_ROW_BYTES) + k * 128, k > 0);
+      wgmma_columns(dq, SharedTile<Tile::HELD>{gradients}.columns(k), SharedTile<Tile::HELD>{all_keys}.columns(k),
+                    k > 0);
     wgmma_commit();
   }
   // Waits for it, while the newest GROUPS groups of products may run, and adds it to the head's sums.

@@ -234,16 +234,25 @@ template <int M, int N, class X> __device__ __forceinline__ X (&first_rows(X (&a
   return reinterpret_cast<X(&)[M][4]>(array);
 }
 
+// A tile of ROWS rows in shared memory, in parts of 64 channels as the copy engine writes them, from `first` on.
+template <int ROWS> struct SharedTile {
+  const bf16* first;
+  // Its rows, of channels 16 k to 16 k + 15; its columns, of rows 16 k to 16 k + 15.
+  __device__ __forceinline__ TileOperand rows(int k) const {
+    return rows_operand(first + k / 4 * ROWS * TILE_COLUMNS) + k % 4 * 2;
+  }
+  __device__ __forceinline__ TileOperand columns(int k) const {
+    return columns_operand(first, ROWS * TILE_ROW_BYTES) + k * 128;
+  }
+};
+
 // Starts z = held rows x streamed rows (ADD: +=), summed over all channels, without a commit. held: the consumer's
 // first row.
 template <class Tile, bool ADD = false>
 __device__ __forceinline__ void start_scores(float (&z)[Tile::N][4], const bf16* held, const bf16* streamed) {
 #pragma unroll
-  for (int k = 0; k < Tile::DIM / 16; k++) {
-    TileOperand a = rows_operand(held + k / 4 * Tile::HELD * TILE_COLUMNS) + k % 4 * 2,
-                b = rows_operand(streamed + k / 4 * Tile::STREAM * TILE_COLUMNS) + k % 4 * 2;
-    wgmma(z, a, b, ADD || k > 0);
-  }
+  for (int k = 0; k < Tile::DIM / 16; k++)
+    wgmma(z, SharedTile<Tile::HELD>{held}.rows(k), SharedTile<Tile::STREAM>{streamed}.rows(k), ADD || k > 0);
 }
 
 // Starts sums += weights x the first 16 K streamed rows, without a commit.
@@ -251,8 +260,7 @@ template <class Tile, int K>
 __device__ __forceinline__ void start_sums(float (&sums)[Tile::DIM / 8][4], const unsigned (&weights)[K][4],
                                            const bf16* streamed) {
 #pragma unroll
-  for (int k = 0; k < K; k++)
-    wgmma(sums, weights[k], columns_operand(streamed, Tile::STREAM * TILE_ROW_BYTES) + k * 128);
+  for (int k = 0; k < K; k++) wgmma(sums, weights[k], SharedTile<Tile::STREAM>{streamed}.columns(k));
 }
 
 // Packs weights as left operands.
