@@ -161,94 +161,112 @@ struct Sums {
   std::vector<double> by_position;  // weighted by the window; over the windows in order, then over the ranks
   std::vector<double> by_window;
 };
+struct WindowSums {
+  Sums loss, labels, right;  // right: the target is the likeliest token
+};
 
-}  // namespace
+// A window weighs as many as it has positions.
+bool by_sequence(const Config& config) { return config.train.label_mean == LabelMean::sequence; }
 
-std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
-                                   const Stop& stop) {
+// Computes all windows; nothing if it is stopped.
+std::optional<WindowSums> collect(Model& model, const EvalWindows& windows, int length, const Stop& stop) {
   const Config& config = model.config();
-  const auto [reader, windows, too_short] = eval_windows(config, model.facts().separator, shards, length, tokens);
-  int whole = reader.T(), counted = config.eval.targets(length);
-  int batch = batch_of(config, length, windows);
+  int counted = config.eval.targets(length), batch = batch_of(config, length, windows.count);
   std::vector<int> inputs(size_t(batch) * length), targets(inputs.size()), above(inputs.size());
-  size_t outputs = config.model.head.outputs;
-  std::vector<float> losses(inputs.size()), values(inputs.size() * outputs);
-  bool by_sequence = config.train.label_mean == LabelMean::sequence;  // a window weighs as many as it has positions
-  Sums loss, labels, right;                                           // right: the target is the likeliest token
-  for (Sums* sums : {&loss, &labels, &right})
-    *sums = {std::vector<double>(counted, 0.0), std::vector<double>(windows, 0.0)};
+  std::vector<float> losses(inputs.size()), values(inputs.size() * config.model.head.outputs);
+  Sums none = {std::vector<double>(counted, 0.0), std::vector<double>(windows.count, 0.0)};
+  WindowSums all = {none, none, none};
   auto add_batch = [&](int64_t window, int count) {
-    read_batch(reader, window, count, length, inputs, targets, values.data());
+    read_batch(windows.reader, window, count, length, inputs, targets, values.data());
     model.losses(losses.data(), inputs.data(), {targets.data(), nullptr, values.data()}, batch, length, above.data());
     for (int row = 0; row < count; row++) {
       size_t first_counted = size_t(row) * length + length - counted;
       const int* target = &targets[first_counted];
       double found = double(counted - std::count(target, target + counted, -1));
       if (found == 0) continue;
-      double weight = by_sequence ? counted / found : 1;
+      double weight = by_sequence(config) ? counted / found : 1;
       for (int t = 0; t < counted; t++) {
         auto add = [&](Sums& sums, double number) {
           sums.by_position[t] += weight * number;
           sums.by_window[window + row] += number;
         };
-        add(loss, losses[first_counted + t]);
-        add(labels, target[t] >= 0);
-        add(right, target[t] >= 0 && above[first_counted + t] == 0);
+        add(all.loss, losses[first_counted + t]);
+        add(all.labels, target[t] >= 0);
+        add(all.right, target[t] >= 0 && above[first_counted + t] == 0);
       }
     }
   };
-  if (!for_windows_of_rank(model, format("eval length %d", length), length, windows, batch, stop, add_batch))
-    return std::nullopt;
-  Comm& comm = model.comm();
-  for (Sums* sums : {&loss, &labels, &right}) {
-    comm.all_reduce_sum(sums->by_position.data(), sums->by_position.size());
-    comm.combine(sums->by_window.data(), sums->by_window.size());
+  std::string what = format("eval length %d", length);
+  if (!for_windows_of_rank(model, what, length, windows.count, batch, stop, add_batch)) return std::nullopt;
+  for (Sums* sums : {&all.loss, &all.labels, &all.right}) {
+    model.comm().all_reduce_sum(sums->by_position.data(), sums->by_position.size());
+    model.comm().combine(sums->by_window.data(), sums->by_window.size());
   }
-  auto sum = [](const std::vector<double>& numbers, int from, int to) {
-    return std::accumulate(&numbers[from], numbers.data() + to, 0.0);
-  };
+  return all;
+}
+
+double sum(const std::vector<double>& numbers, int from, int to) {
+  return std::accumulate(&numbers[from], numbers.data() + to, 0.0);
+}
+
+// The means of these sums, by position and as a whole, and their spread. A user_error if nothing has a label.
+EvalReport report_of(const WindowSums& all, const Config& config, const EvalWindows& windows) {
+  int counted = int(all.loss.by_position.size());
   auto mean = [&](const Sums& sums, int from, int to) {
-    double found = sum(sums.by_position, from, to) / sum(labels.by_position, from, to);
+    double found = sum(sums.by_position, from, to) / sum(all.labels.by_position, from, to);
     return std::isnan(found) ? NAN : found;  // without a sign, which would be printed
   };
   EvalReport report;
   std::vector<double> accurate, exact;  // shares, of the windows that have labels
-  for (int64_t w = 0; w < windows; w++) {
-    double found = labels.by_window[w];
+  for (int64_t w = 0; w < windows.count; w++) {
+    double found = all.labels.by_window[w];
     if (found == 0) continue;
-    report.by_window.push_back(loss.by_window[w] / found);
-    report.weights.push_back(by_sequence ? 1 : found);
-    accurate.push_back(right.by_window[w] / found);
-    exact.push_back(right.by_window[w] == found);
+    report.by_window.push_back(all.loss.by_window[w] / found);
+    report.weights.push_back(by_sequence(config) ? 1 : found);
+    accurate.push_back(all.right.by_window[w] / found);
+    exact.push_back(all.right.by_window[w] == found);
   }
   if (exact.empty())
     user_error(
         "data.val_labels: none of the %ld windows of %d tokens that are evaluated has a label; raise eval.tokens, "
         "or use other labels",
-        windows, whole);
+        windows.count, windows.reader.T());
 
-  report.length = length;
-  report.tokens = int64_t(sum(labels.by_window, 0, int(windows)));
+  report.tokens = int64_t(sum(all.labels.by_window, 0, int(windows.count)));
   report.windows = int64_t(exact.size());
-  report.too_short = too_short;
-  report.separator = model.facts().separator;
+  report.too_short = windows.too_short;
   report.position_edges = position_edges(counted);
-  report.loss = mean(loss, 0, counted);
-  report.last_loss = mean(loss, counted - std::min(1024, counted), counted);
-  std::vector<std::pair<int, int>> bins;
-  for (size_t i = 0; i + 1 < report.position_edges.size(); i++)
-    bins.push_back({report.position_edges[i], report.position_edges[i + 1]});
-  for (auto [from, to] : bins) report.by_position.push_back(mean(loss, from, to));
-  if (outputs == 0) {
+  report.loss = mean(all.loss, 0, counted);
+  report.last_loss = mean(all.loss, counted - std::min(1024, counted), counted);
+  bool tokens = config.model.head.outputs == 0;
+  for (size_t i = 0; i + 1 < report.position_edges.size(); i++) {
+    int from = report.position_edges[i], to = report.position_edges[i + 1];
+    report.by_position.push_back(mean(all.loss, from, to));
+    if (tokens) report.accuracy_by_position.push_back(mean(all.right, from, to));
+  }
+  if (tokens) {
     report.perplexity = std::exp(report.loss);
     // From the windows, whose numbers are whole, so that no number of ranks changes a bit.
-    double share = by_sequence ? mean_of(accurate) : sum(right.by_window, 0, int(windows)) / double(report.tokens);
+    double right = sum(all.right.by_window, 0, int(windows.count));
+    double share = by_sequence(config) ? mean_of(accurate) : right / double(report.tokens);
     report.accuracy = {share, standard_error(accurate, report.weights)};
     report.exact = {mean_of(exact), standard_error(exact, std::vector<double>(exact.size(), 1))};
-    for (auto [from, to] : bins) report.accuracy_by_position.push_back(mean(right, from, to));
   }
   add_spread(report);
-  add_bytes(report, reader, shards, windows, counted);
+  return report;
+}
+
+}  // namespace
+
+std::optional<EvalReport> evaluate(Model& model, const std::vector<Shard>& shards, int length, int64_t tokens,
+                                   const Stop& stop) {
+  const EvalWindows windows = eval_windows(model.config(), model.facts().separator, shards, length, tokens);
+  std::optional<WindowSums> sums = collect(model, windows, length, stop);
+  if (!sums) return std::nullopt;
+  EvalReport report = report_of(*sums, model.config(), windows);
+  report.length = length;
+  report.separator = model.facts().separator;
+  add_bytes(report, windows.reader, shards, windows.count, model.config().eval.targets(length));
   return report;
 }
 

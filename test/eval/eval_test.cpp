@@ -103,7 +103,7 @@ TEST_F(Evaluation, FollowsTheProtocol) {
       else EXPECT_TRUE(std::isnan(result.standard_error));
       std::vector<DataFile> used = files_of(shards);
       if (windows <= 3) used.pop_back();
-      EXPECT_EQ(files_of(eval_windows(config, shards, L, tokens), shards, files_of(shards)), used);
+      EXPECT_EQ(files_of(eval_windows(config, -1, shards, L, tokens), shards, files_of(shards)), used);
       for (size_t i = 0; i < result.by_position.size(); i++) {
         int from = result.position_edges[i], to = result.position_edges[i + 1];
         double sum = std::accumulate(&position[from], position.data() + to, 0.0);
@@ -230,7 +230,7 @@ TEST_F(Evaluation, WindowsOfDocuments) {
       mean += expected / count;
     }
     EXPECT_NEAR(result.loss, mean, 1e-5 * mean) << mode << " " << L;
-    EXPECT_EQ(files_of(eval_windows(config, shards, L, tokens), shards, files_of(shards)).size(),
+    EXPECT_EQ(files_of(eval_windows(config, 60, shards, L, tokens), shards, files_of(shards)).size(),
               places.back().first == &a ? 1u : 2u);
   }
   Config config = small_config("fp32", {"eval.start=document"});
@@ -338,7 +338,7 @@ TEST_F(Evaluation, BitsPerByteNeedTheBytesOfAllShardsUsed) {
   shards[2].text_bytes = 500;
   two = report(80);
   EXPECT_DOUBLE_EQ(two.bits_per_byte, two.loss / std::log(2.0) * (41 + 61) / 600);
-  std::vector<DataFile> used = files_of(eval_windows(config, shards, L, 80), shards, files_of(shards));
+  std::vector<DataFile> used = files_of(eval_windows(config, -1, shards, L, 80), shards, files_of(shards));
   ASSERT_EQ(used.size(), 2u);
   EXPECT_EQ(used[1].name, "val_2.bin");
 }
