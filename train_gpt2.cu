@@ -70,15 +70,7 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
   Init gate = a.gate.weight_init == GateWeights::zero ? zero : normal;
   bool headwise = a.gate.granularity == GateGranularity::headwise;
-  ParameterRow learned[MOST_PARAMETERS];  // of the kind
-  for (int n = 0; n < MOST_PARAMETERS; n++) {
-    learned[n] = {Parameter(SCORE + n), "", {0}, zero, false, true, {}, NOTHING, true};
-    const KindRow& kind = kind_row(a.kind);
-    if (n >= int(kind.learned.size())) continue;
-    learned[n].name = format("attn.score.%s", kind.learned[n].name);
-    learned[n].shape = {H}, learned[n].init = {.constant = float(a.parameters[kind.initial_of(n)])};
-  }
-  return {
+  std::vector<ParameterRow> rows = {
       {WTE, "wte.weight", {m.vocab, C}, normal, true, false, {padded_vocab(config), C}},
       {WPE, "wpe.weight", {m.position == Position::learned ? m.context : 0, C}, normal, true, false},
       {LN1_W, "ln_1.weight", {C}, one, false, true},
@@ -92,7 +84,6 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
        headwise},
       {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, ssmax, false, true, {}, NOTHING, true},
       {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, zero, false, true, {}, NOTHING, true},
-      learned[0], learned[1], learned[2], learned[3],
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, residual, true, true},
       {ATT_PROJ_B, "attn.c_proj.bias", {C}, zero, false, true},
       {LN2_W, "ln_2.weight", {C}, one, false, true},
@@ -106,6 +97,14 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
       {HEAD_W, "head.weight", {C, K}, normal, true, false, {C, Kp}},
       {HEAD_B, "head.bias", {K}, zero, false, false, {Kp}},
   };
+  auto behind_sinks = std::ranges::find(rows, ATT_PROJ_W, &ParameterRow::id);
+  const KindRow& kind = kind_row(a.kind);
+  for (size_t n = 0; n < kind.learned.size(); n++) {
+    Init initial{.constant = float(a.parameters[kind.initial_of(n)])};
+    behind_sinks = 1 + rows.insert(behind_sinks, {Parameter(SCORE + n), format("attn.score.%s", kind.learned[n].name),
+                                                  {H}, initial, false, true, {}, NOTHING, true});
+  }
+  return rows;
 }
 
 // ranks, training: what the arrays are for.

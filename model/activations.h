@@ -3,7 +3,6 @@
 #pragma once
 #include <algorithm>
 #include <functional>
-#include <variant>
 #include <vector>
 
 #include "attention/attention.h"
@@ -69,37 +68,32 @@ template <class Real> struct Activations {
     }
     // kept: every layer has its own, for the backward pass. size: of layer l's, in elements.
     using Layer = LayerActivations<Real>;
-    struct Array {
-      std::variant<float * Layer::*, bf16 * Layer::*> member;  // Real is one of them
-      bool kept;
-      std::function<size_t(int l)> size;
+    auto per_layer = [&](auto member, bool kept, const std::function<size_t(int l)>& size) {
+      add_to_layers(plan, member, size, kept, category);
     };
     auto all = [](size_t size) { return [size](int) { return size; }; };
     size_t ungated = gates_attention ? 0 : N * (config.attention.gate.position == GatePosition::output ? C : A);
     // Evaluation may have any length; 1 takes the most floats for a token.
     size_t bias = m.heads * (training ? N / m.context * bias_floats(m.context) : N * bias_floats(1));
-    const Array arrays[] = {
-        {&Layer::x, training, all(N * C)},
-        {&Layer::ln1, keep, all(N * C)},
-        {&Layer::mid, keep, all(N * C)},
-        {&Layer::ln2, keep, all(N * C)},
-        {&Layer::mean1, keep, all(N)},
-        {&Layer::rstd1, keep, all(N)},
-        {&Layer::mean2, keep, all(N)},
-        {&Layer::rstd2, keep, all(N)},
-        {&Layer::qkv, keep, [&](int l) { return N * layers[l].columns.Q; }},
-        {&Layer::qk_norms, keep, all(config.attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads)},
-        {&Layer::att, keep, all(N * A)},
-        {&Layer::att_norms, keep,
-         [&](int l) { return attention[l].norm_of_output() == QkNorm::none ? 0 : N * m.heads; }},
-        {&Layer::ungated, keep, [&](int l) { return layers[l].columns.G ? ungated : 0; }},
-        {&Layer::att_stats, keep, [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); }},
-        {&Layer::bias, keep, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; }},
-        {&Layer::fc, keep, all(N * F)},
-        {&Layer::gelu, keep_gelu, all(N * F)},
-    };
-    for (const Array& array : arrays)
-      std::visit([&](auto member) { add_to_layers(plan, member, array.size, array.kept, category); }, array.member);
+    per_layer(&Layer::x, training, all(N * C));
+    per_layer(&Layer::ln1, keep, all(N * C));
+    per_layer(&Layer::mid, keep, all(N * C));
+    per_layer(&Layer::ln2, keep, all(N * C));
+    per_layer(&Layer::mean1, keep, all(N));
+    per_layer(&Layer::rstd1, keep, all(N));
+    per_layer(&Layer::mean2, keep, all(N));
+    per_layer(&Layer::rstd2, keep, all(N));
+    per_layer(&Layer::qkv, keep, [&](int l) { return N * layers[l].columns.Q; });
+    per_layer(&Layer::qk_norms, keep, all(config.attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads));
+    per_layer(&Layer::att, keep, all(N * A));
+    per_layer(&Layer::att_norms, keep,
+              [&](int l) { return attention[l].norm_of_output() == QkNorm::none ? 0 : N * m.heads; });
+    per_layer(&Layer::ungated, keep, [&](int l) { return layers[l].columns.G ? ungated : 0; });
+    per_layer(&Layer::att_stats, keep,
+              [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); });
+    per_layer(&Layer::bias, keep, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; });
+    per_layer(&Layer::fc, keep, all(N * F));
+    per_layer(&Layer::gelu, keep_gelu, all(N * F));
     size_t gated_att = 0;
     for (Layer& layer : layers)
       if (gates_attention && layer.columns.G) plan.alias(&layer.ungated, &layer.att), gated_att = N * A;

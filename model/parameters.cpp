@@ -21,8 +21,9 @@ ParameterLayout::ParameterLayout(const std::function<std::vector<ParameterRow>(i
                                  bool zero_stage_1)
     : zero(ranks > 1 && zero_stage_1) {
   const std::vector<ParameterRow> first_layer = table(0);
-  offsets.assign(first_layer.size(), std::vector<size_t>(layers, ABSENT));
-  std::vector<Tensor> latest(first_layer.size());  // the last tensor so far of each row
+  size_t ids = size_t(first_layer.back().id) + 1;  // a layer may lack some
+  offsets.assign(ids, std::vector<size_t>(layers, ABSENT));
+  std::vector<Tensor> latest(ids);  // the last tensor so far of each row
   auto place = [&](const ParameterRow& row, int l) {
     if (elements(row.shape) == 0) return;
     std::string name = row.per_layer ? format("h.%d.%s", l, row.name.c_str()) : row.name;
