@@ -91,7 +91,7 @@ __device__ __forceinline__ void score_formula(float (&z)[M][N][4], const Policy&
                                               int j0, const Fragment& mine = {}) {
   for_rows<M>([&](int m, int half) {
     int row = i0 + mine.row(half, m);
-    float i = place(mask, row, row), first = place(mask, row, j0 + mine.column(0));
+    float i = position(mask, row, row), first = position(mask, row, j0 + mine.column(0));
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -107,12 +107,13 @@ __device__ __forceinline__ void score_formula(float (&z)[M][N][4], const Policy&
 template <class Policy, class Mask, int N>
 __device__ __forceinline__ void first_sweep_row(const Policy& policy, const Mask& mask, const float (&z)[N], int seen,
                                                 float* sums, int i, int j0, const Fragment& mine) {
-  if constexpr (HAS_TILE<Policy> && !Policy::PLACES) {
+  if constexpr (HAS_TILE<Policy> && !Policy::POSITIONS) {
     policy.first_sweep_tile(z, seen, sums);
   } else {
-    float first = place(mask, i, j0 + mine.column(0));
+    float first = position(mask, i, j0 + mine.column(0));
 #pragma unroll
-    for (int n = 0; n < N; n++) look_at_score(policy, z[n], sums, place(mask, i, i), mine.column(first, n / 2, n % 2));
+    for (int n = 0; n < N; n++)
+      look_at_score(policy, z[n], sums, position(mask, i, i), mine.column(first, n / 2, n % 2));
   }
 }
 

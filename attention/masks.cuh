@@ -159,14 +159,14 @@ struct Biased : Window {
 };
 
 // What policies take as the place of `row`: from 1, counted as the mask does for a held row.
-template <class Mask> __device__ __forceinline__ float place(const Mask& mask, int held, int row) {
+template <class Mask> __device__ __forceinline__ float position(const Mask& mask, int held, int row) {
   return float(row + 1 - mask.first(held));
 }
 
 // The same for ROWS neighbouring held rows, of which row e is one.
-template <class Mask, int ROWS> struct Places {
+template <class Mask, int ROWS> struct Positions {
   int firsts[Mask::DOCUMENTS ? ROWS : 1] = {};
-  __device__ __forceinline__ Places(const Mask& mask, int held) {
+  __device__ __forceinline__ Positions(const Mask& mask, int held) {
     if constexpr (Mask::DOCUMENTS) {
       for (int e = 0; e < ROWS; e++) firsts[e] = mask.first(held + e);
     }

@@ -21,7 +21,7 @@
 //                 or, with FROM_WEIGHT, p = weight(z, row) before dp is known, then dz = grad(p, dp, row)
 //                 with LEARNED, for dQ: add_learned(sums +=, z, dp, row, i, j)   // sums: [LEARNED], over the keys
 //
-// With PLACES first_sweep(), weigh() and grad() take the place of the score as their last arguments, i of the query and
+// With POSITIONS first_sweep(), weigh() and grad() take the place of the score as their last arguments, i of the query and
 // j of the key, floats from 1. Then n is fminf(i, most), where the constructor keeps most = settings.most_keys().
 //
 // The constructor, Policy(settings, sink, head), runs in every thread, for its head, from 0; `sink` is a logit in the
@@ -32,8 +32,8 @@
 //   RESCALES    weights are relative to the largest score so far; rescale() returns the factor for older sums
 //   HAS_SINK    the constructor's second argument, a sink's logit, has an effect; sink_grad() exists (see Softmax)
 //   GRADIENT_REGISTERS   that grad() needs: 0 few, 1 with slopes, 2 with any power
-//   FROM_WEIGHT grad() takes the weight in place of the score; not with PLACES or LEARNED, which need the score
-//   PLACES      as above; first_sweep_tile() is not called
+//   FROM_WEIGHT grad() takes the weight in place of the score; not with POSITIONS or LEARNED, which need the score
+//   POSITIONS   as above; first_sweep_tile() is not called
 //   IS_FORMULA  the weights are of score(z, i, j) in place of z, and grad() takes i and j too, from 1 (formula.cuh)
 //   LEARNED     how many numbers each head learns: the kind's `learned`. The constructor reads them by learned_number()
 //   Evaluation  a type: the policy of a forward pass that no backward pass follows
@@ -66,7 +66,7 @@ template <class Policies, class Call, class F> void with_policy_and_mask(const C
 // refuses a policy that needs one of these functions itself.
 struct PolicyDefaults {
   static constexpr int SWEEPS = 1, OUTPUTS = 1;
-  static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false, PLACES = false, IS_FORMULA = false;
+  static constexpr bool RESCALES = false, HAS_SINK = false, FROM_WEIGHT = false, POSITIONS = false, IS_FORMULA = false;
   static constexpr int GRADIENT_REGISTERS = 0, LEARNED = 0;
   static constexpr int SUMS = 0, CONSTANTS = 0, SAVED = 0, ROW_VALUES = 0;
   __device__ void start_sweep(int, int, float*, bool) const {}
@@ -142,18 +142,18 @@ __device__ inline float learned_number(const KernelSettings& s, int l, int h, fl
 }
 
 // Whether any function of a policy takes i and j, which need registers.
-template <class Policy> constexpr bool BY_PLACE = Policy::PLACES || Policy::IS_FORMULA;
+template <class Policy> constexpr bool BY_POSITION = Policy::POSITIONS || Policy::IS_FORMULA;
 
 // first_sweep() and weigh() of the score of query i and key j, from 1, in either form.
 template <class Policy>
 __device__ __forceinline__ void look_at_score(const Policy& policy, float z, float* sums, float i, float j) {
-  if constexpr (Policy::PLACES) policy.first_sweep(z, sums, i, j);
+  if constexpr (Policy::POSITIONS) policy.first_sweep(z, sums, i, j);
   else policy.first_sweep(z, sums);
 }
 template <class Policy>
 __device__ __forceinline__ void weigh_score(const Policy& policy, float z, const float* constants, float* sums,
                                             float* weights, float i, float j) {
-  if constexpr (Policy::PLACES) policy.weigh(z, constants, sums, weights, i, j);
+  if constexpr (Policy::POSITIONS) policy.weigh(z, constants, sums, weights, i, j);
   else policy.weigh(z, constants, sums, weights);
 }
 
@@ -162,9 +162,10 @@ __device__ __forceinline__ void weigh_score(const Policy& policy, float z, const
 template <class Policy>
 __device__ __forceinline__ void finish_gradient(const Policy& policy, float z, float dp, const float* row, float& p,
                                                 float& dz, float i, float j) {
-  static_assert(!Policy::FROM_WEIGHT || !(BY_PLACE<Policy> || Policy::LEARNED), "these need the score, not the weight");
+  static_assert(!Policy::FROM_WEIGHT || !(BY_POSITION<Policy> || Policy::LEARNED),
+                "these need the score, not the weight");
   if constexpr (Policy::FROM_WEIGHT) p = z, dz = policy.grad(p, dp, row);
-  else if constexpr (BY_PLACE<Policy>) policy.grad(z, dp, row, p, dz, i, j);
+  else if constexpr (BY_POSITION<Policy>) policy.grad(z, dp, row, p, dz, i, j);
   else policy.grad(z, dp, row, p, dz);
 }
 template <class Policy>

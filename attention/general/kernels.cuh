@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
   mask.template hold<false>(i0, Tile::HELD);
-  Places<Mask, EACH> at(mask, i0 + mine.held);
+  Positions<Mask, EACH> at(mask, i0 + mine.held);
 
   float out_sum[OUTPUTS][R][EACH] = {}, sums[SUMS + 1][EACH], z[1][X][EACH];  // + 1: an array may not have length 0
   // f(the sums of row e). Sums are stored by sum, then by row, so that loops over e become vector code.
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template query_tiles<Tile::STREAM>(j0, Tile::HELD);
   mask.template hold<true>(j0, Tile::HELD);
-  Places<Mask, EACH> at(mask, j0 + mine.held);
+  Positions<Mask, EACH> at(mask, j0 + mine.held);
 
   float dk[R][EACH] = {}, dv[R][EACH] = {}, z[2][X][EACH], dz_sums[Tile::ROWS_EACH] = {};
   for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
   mask.template hold<false>(i0, Tile::HELD);
-  Places<Mask, EACH> at(mask, i0 + mine.held);
+  Positions<Mask, EACH> at(mask, i0 + mine.held);
 
   float dq[R][EACH] = {}, z[2][X][EACH], dz_sums[Tile::ROWS_EACH] = {}, learned[EACH][Policy::LEARNED + 1] = {};
   for (int n = threadIdx.x; n < ROW_VALUES * Tile::HELD; n += Tile::THREADS) {
@@ -463,7 +463,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
   auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
   mask.template hold<false>(i0, Tile::HELD);
-  Places<Mask, EACH> at(mask, i0 + mine.held);
+  Positions<Mask, EACH> at(mask, i0 + mine.held);
 
   for (int n = threadIdx.x; n < PARTS * count * Tile::HELD; n += Tile::THREADS) all_sums[n] = 0;
   for (int r = threadIdx.x; r < Tile::HELD; r += Tile::THREADS) {
@@ -538,7 +538,7 @@ template <class Tile> dim3 grid_of(const KernelShape& s) {
 template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_forward(const ForwardCall<T>& c) {
   KernelShape shape = kernel_shape<T>(c.call, {c.out, c.qkv});
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS > 1 || BY_PLACE<Policy>, CPU)>;
+    using Tile = GeneralTile<WIDTH, general_forward_size(WIDTH, Policy::SWEEPS > 1 || BY_POSITION<Policy>, CPU)>;
     size_t floats = Tile::template FORWARD_FLOATS<Policy>;
     LAUNCH((attention_forward_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
@@ -550,7 +550,7 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_bac
   KernelShape shape = kernel_shape<T>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
   write_row_values<T, Policy, Mask>(c, shape);
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_PLACE<Policy>, CPU)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_POSITION<Policy>, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.dqkv, c.workspace.dz_by_key, c.dout, c.workspace.row_values, c.qkv,
@@ -567,7 +567,7 @@ void general_diagnose(float* statistics, const float* stats, const T* qkv, const
                       const KernelSettings& settings) {
   KernelShape shape = kernel_shape<T>(call, {qkv});
   with_general_width<on_cpu>(call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_PLACE<Policy>, on_cpu)>;
+    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_POSITION<Policy>, on_cpu)>;
     int count = row_statistics(call.shape.T);
     size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
                     (Policy::ROW_VALUES + StatisticPlace<Tile>::PARTS * count) * Tile::HELD;

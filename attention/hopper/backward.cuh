@@ -72,7 +72,7 @@ template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         int key = block_row + mine.row(half);
-        float pair_p[2], pair_dz[2], j = place(mask, key, key), first = place(mask, key, i0 + mine.column(0));
+        float pair_p[2], pair_dz[2], j = position(mask, key, key), first = position(mask, key, i0 + mine.column(0));
 #pragma unroll
         for (int c = 0; c < 2; c++)
           finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c],
@@ -230,7 +230,7 @@ template <class Policy, class Mask, class Tile> struct BackwardQueries : HopperP
     // dz, in place of dP
     for_elements<N>([&](int n, int half, int c) {
       int query = block_row + mine.row(half);
-      float p, i = place(mask, query, query), j = mine.column(place(mask, query, j0 + mine.column(0)), n, c);
+      float p, i = position(mask, query, query), j = mine.column(position(mask, query, j0 + mine.column(0)), n, c);
       if constexpr (Policy::LEARNED > 0)
         policy.add_learned(learned[0][half], z[n][2 * half + c], dp[n][2 * half + c], row[half], i, j);
       finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[half], p, dp[n][2 * half + c], i, j);

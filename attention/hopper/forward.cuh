@@ -200,7 +200,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
   }
   template <int KEYS> __device__ __forceinline__ void weigh_row(int half, int j0) {
     int row = block_row + mine.row(half);
-    float i = place(mask, row, row), first = place(mask, row, j0 + mine.column(0));
+    float i = position(mask, row, row), first = position(mask, row, j0 + mine.column(0));
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++) {
       float low[OUTPUTS], high[OUTPUTS];

@@ -30,19 +30,19 @@ template <class Tile> dim3 hopper_grid(const KernelShape& s, int spare) {
 }
 
 template <class Policy, int DIM, class Mask>
-using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, BY_PLACE<Policy>), 1, 0,
+using ForwardTile = HopperTile<DIM, hopper_forward_size(DIM, Policy::SWEEPS, BY_POSITION<Policy>), 1, 0,
                                hopper_forward_in_turn(DIM, Policy::SWEEPS), Mask::ADDS>;
 // The sums of dz that Biased takes leave registers for fewer queries, except for softmax (sigmoid would spill 24
 // bytes); so does what OwnDocument asks of each key (softmax would spill 8).
 template <class Policy, int DIM, class Mask>
 using KeysTile = HopperTile<DIM,
                             hopper_keys_size(DIM, Policy::GRADIENT_REGISTERS || Mask::DOCUMENTS ||
-                                                      (Mask::ADDS && (!Policy::RESCALES || BY_PLACE<Policy>))),
+                                                      (Mask::ADDS && (!Policy::RESCALES || BY_POSITION<Policy>))),
                             2, Policy::ROW_VALUES, hopper_keys_in_turn(DIM), Mask::ADDS>;
 // The formula of a file and the sums of dz, or of what is learned, beside each other leave registers for 64 keys.
 template <class Policy, int DIM, class Mask>
-using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, BY_PLACE<Policy> && (Mask::ADDS || Policy::LEARNED)), 2, 0,
-                               hopper_queries_in_turn(DIM, Policy::GRADIENT_REGISTERS), Mask::ADDS>;
+using QueriesTile = HopperTile<DIM, hopper_queries_size(DIM, BY_POSITION<Policy> && (Mask::ADDS || Policy::LEARNED)), 2,
+                               0, hopper_queries_in_turn(DIM, Policy::GRADIENT_REGISTERS), Mask::ADDS>;
 
 template <class Policy>
 using HeadsTile = HopperTile<64, hopper_heads_size(Policy::FROM_WEIGHT), 2, Policy::ROW_VALUES, true, false, 2>;

@@ -125,7 +125,7 @@ void forward_tile(const ForwardCall<bf16>& c, const KernelShape& shape, int b, i
   const Policy policy(c.settings, c.sink ? to_float(c.sink[h]) : c.settings.sink, h);
   Mask mask(c.settings, T, shape.head_number(b, h));
   mask.template hold<false>(i0, SIDE);
-  const Places<Mask, SIDE> at(mask, i0);
+  const Positions<Mask, SIDE> at(mask, i0);
   auto tiles = mask.template key_tiles<SIDE>(i0, SIDE);
   QueryNumbers<Policy::SUMS> sums;
   QueryNumbers<Policy::CONSTANTS> constants;
@@ -237,7 +237,7 @@ void backward_tile(const BackwardCall<bf16>& c, const KernelShape& shape, int b,
     int queries = std::min(SIDE, T - i0);
     bool later = i0 != tiles.begin;
     mask.template hold<false>(i0, SIDE);
-    const Places<Mask, SIDE> at(mask, i0);
+    const Positions<Mask, SIDE> at(mask, i0);
     multiply(keys, queries, D, rows_of(k, j0), columns_of(q, i0), scratch.z[0], SIDE, false);
     multiply(keys, queries, D, rows_of(v, j0), columns_of(dout, i0), scratch.dp[0], SIDE, false);
     mask_scores(scratch.z, mask, i0, j0, keys);

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     Weights<Tile> weights[OUTPUTS];
     for_rows<M>([&](int m, int half) {
       int row = i0 + mine.row(half, m);
-      float i = place(mask, row, row), first = place(mask, row, first_key(step) + mine.column(0));
+      float i = position(mask, row, row), first = position(mask, row, first_key(step) + mine.column(0));
 #pragma unroll
       for (int n = 0; n < N; n++) {
         float low[OUTPUTS], high[OUTPUTS];
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         for (int c = 0; c < 2; c++) row[c][r] = row_values[r * Tile::STREAM + mine.column(n) + c];
       for_rows<M>([&](int m, int half) {
         int key = j0 + mine.row(half, m);
-        float pair_p[2], pair_dz[2], j = place(mask, key, key), first = place(mask, key, i0 + mine.column(0));
+        float pair_p[2], pair_dz[2], j = position(mask, key, key), first = position(mask, key, i0 + mine.column(0));
 #pragma unroll
         for (int c = 0; c < 2; c++)
           score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c],
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
     Weights<Tile> dz;
     for_rows<M>([&](int m, int half) {
       int query = i0 + mine.row(half, m);
-      float i = place(mask, query, query), first = place(mask, query, j0 + mine.column(0));
+      float i = position(mask, query, query), first = position(mask, query, j0 + mine.column(0));
 #pragma unroll
       for (int n = 0; n < N; n++) {
         float p, pair[2];
@@ -352,7 +352,7 @@ template <class T, class Policy, class Mask> void tensor_forward(const ForwardCa
   KernelShape shape = kernel_shape<T>(c.call, {c.out, c.qkv});
   with_width<TENSOR_WIDTHS>(c.call.shape.D, [&]<int DIM>() {
     using Tile =
-        TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, BY_PLACE<Policy>, Mask::ADDS && Mask::DOCUMENTS)>;
+        TensorTile<DIM, tensor_forward_size(DIM, Policy::SWEEPS, BY_POSITION<Policy>, Mask::ADDS && Mask::DOCUMENTS)>;
     LAUNCH((attention_forward_tensor_kernel<T, Policy, Mask, Tile>), tensor_grid<Tile>(shape), dim3(Tile::THREADS),
            Tile::shared_elements(1) * sizeof(T), c.call.stream, c.out, c.stats, c.qkv, c.sink, c.settings, shape);
   });

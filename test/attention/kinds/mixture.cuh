@@ -1,4 +1,4 @@
-// A mixture of two normalisers, a policy with PLACES: P = g P1 + (1 - g) P2, of P1 = softmax of z - fall ln(1 + i - j)
+// A mixture of two normalisers, a policy with POSITIONS: P = g P1 + (1 - g) P2, of P1 = softmax of z - fall ln(1 + i - j)
 // and P2 = sigmoid(z) / sum sigmoid(z), with a share g that each head learns.
 #pragma once
 #include "attention/kind.h"
@@ -19,7 +19,7 @@ KIND(mixture) {
 template <class Maths> struct Mixture : PolicyDefaults {
   using Evaluation = Mixture;
   static constexpr int SWEEPS = 2, OUTPUTS = 2, GRADIENT_REGISTERS = 1, LEARNED = 1;
-  static constexpr bool PLACES = true;
+  static constexpr bool POSITIONS = true;
   // The first sweep's sums, of which SUM_1 is relative to e^MAX, then MAX and the inverses of both. (With lse in place
   // of MAX and 1 / SUM_1 the weights of scores of 4000 would err by e^(4000 2^-24) - 1.)
   enum { MAX, SUM_1, SUM_2, SUMS };
