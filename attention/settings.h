@@ -68,10 +68,6 @@ enum class Documents { joined, separate };
 inline constexpr const char* documents_names[] = {"joined", "separate"};
 enum class Bias { none, alibi, fox, cable };
 inline constexpr const char* bias_names[] = {"none", "alibi", "fox", "cable"};
-// The words of attention.layers besides kinds and biases, in pairs: the first of two holds if neither is given. A
-// window's number of keys may follow "window". kind_files.sh reads them here, and refuses kinds that are named so.
-inline constexpr const char* layer_words[][2] = {
-    {"window", "full"}, {"separate", "joined"}, {"rotated", "unrotated"}, {"gated", "ungated"}};
 enum class RopeScaling { none, linear, ntk, yarn };
 inline constexpr const char* rope_scaling_names[] = {"none", "linear", "ntk", "yarn"};
 enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, two_sigmoid, exp };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -95,10 +96,21 @@ static const Rule RULES[] = {
    {"attention.window", "eval.window", "attention.documents", "model.position", "attention.gate.activation",
     "attention.variant"},
    [](const Config& c) -> std::string {
-     std::string problem;
-     for (const std::string& entry : c.layers)
-       if (problem.empty()) problem = layer_problem(c, entry);
-     return problem;
+     auto has_window = [](const LayerEntry& entry) { return entry.window > 0; };
+     // An evaluation may leave out the windows, but not what the model says of them.
+     bool windows = c.attention.window > 0 || c.eval.key_window > 0 || !c.trains ||
+                    std::ranges::any_of(c.layers, has_window);
+     const std::tuple<const char*, bool, const char*> needs[] = {
+         {"window", windows, "attention.window > 0, eval.window, or an entry with a window"},
+         {"documents", c.attention.documents == Documents::separate, "attention.documents = \"separate\""},
+         {"rotated", c.model.position == Position::rope, "model.position = \"rope\""},
+         {"gated", c.attention.gate.exists(), "an attention.gate.activation"}};
+     for (const LayerEntry& entry : c.layers)
+       for (auto& [key, met, what] : needs)
+         if (entry.says(key) && !met)
+           return format("has %s: \"%s\" needs %s; set it, or remove \"%s\"",
+                         shortened(entry_text(entry)).c_str(), key, what, key);
+     return "";
    }},
   {"attention.gate.granularity", {"attention.gate.position"}, [](const Config& c) -> std::string {
      const GateSettings& gate = c.attention.gate;
@@ -226,7 +238,7 @@ static void warn_without_effect(Config& c) {
         when && !when->met(c) && (c.trains || !when->or_a_flag))
       warn(format("config: %s = %s", change.key.c_str(), change.is.c_str()), when->what, {change.key.c_str()});
   if (size_t reached = size_t(c.model.layers); c.layers.size() > reached)
-    warn("config: attention.layers: the pattern from " + shortened(json_quote(c.layers[reached])) + " on",
+    warn("config: attention.layers: the pattern from " + shortened(entry_text(c.layers[reached])) + " on",
          format("model.layers > %zu", reached), {"attention.layers", "model.layers"});
   int longest = std::max(c.model.context, *std::max_element(c.eval.lengths.begin(), c.eval.lengths.end()));
   std::set<int> hides_nothing;  // windows

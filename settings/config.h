@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,17 @@ enum class WindowStart { any, document };
 inline constexpr const char* window_start_names[] = {"any", "document"};
 enum class EvalMode { windows, suffix };
 inline constexpr const char* eval_mode_names[] = {"windows", "suffix"};
+
+// An entry of attention.layers: what it says of its layers.
+struct LayerEntry {
+  std::set<std::string> given;  // keys, the names of the members below
+  Kind kind = Kind::softmax;
+  Bias bias = Bias::none;
+  int window = 0;  // 0: none
+  Documents documents = Documents::joined;
+  bool rotated = true, gated = true;
+  bool says(const char* key) const { return given.contains(key); }
+};
 
 struct Config {
   std::string name;  // output goes to runs/NAME; auto: the file's name, without .json
@@ -63,8 +75,8 @@ struct Config {
 
   std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves
   AttentionSettings attention;
-  std::string kind_file;            // "NAME HASH,..." of the layers' kinds that are files (attention/score.h)
-  std::vector<std::string> layers;  // attention.layers: repeated over the layers; empty: all as the other keys say
+  std::string kind_file;           // "NAME HASH,..." of the layers' kinds that are files (attention/score.h)
+  std::vector<LayerEntry> layers;  // attention.layers: repeated over the layers; empty: all as the other keys say
   // At this length: beyond the trained one eval.window takes the place of attention.window.
   bool has_eval_window(int length) const { return length > model.context && eval.key_window > 0; }
   AttentionSettings attention_at(int length) const {
@@ -75,6 +87,7 @@ struct Config {
   struct Layer {
     AttentionSettings attention;
     bool rotated;
+    LayerEntry own;  // of `layers`
   };
   Layer layer(int l, int length = 0) const;  // what `layers` makes of that in layer l
   template <class F> bool some_layer(F holds) const {

@@ -103,7 +103,8 @@ std::string assign(const ConfigRow& row, const EnumField& target, const json& va
   std::string hint = value == "softmax1"
                          ? "; softmax1 is attention.sink = \"one\""
                          : did_you_mean(value.get<std::string>(), {target.names.begin(), target.names.end()});
-  bool is_kind = row.key == std::string("attention.kind") || row.key == std::string("attention.variant");
+  std::string key = row.key;
+  bool is_kind = key == "attention.kind" || key == "attention.variant" || key == "kind";
   return "is unknown (" + list + ")" + (hint.empty() && is_kind ? BY_ITS_FILE : hint);
 }
 
@@ -127,6 +128,62 @@ std::string assign(const ConfigRow& row, std::vector<int>& target, const json& v
     items.push_back(x);
   }
   target = items;
+  return "";
+}
+
+std::string assign(const ConfigRow& row, const json& value);
+
+// Of an entry of attention.layers that is a string: a kind, or words joined by _ ("window256_lssar"), which checkpoints
+// of before 0.1.0 have in place of objects.
+json object_of(const std::string& text) {
+  json entry = json::object();
+  std::string kind;
+  for (const std::string& word : split(text, '_')) {
+    const char* end = word.data() + word.size();
+    int keys = 0;
+    if (word.starts_with("window") && std::from_chars(word.data() + 6, end, keys).ptr != end) keys = 0;
+    if (keys > 0 || word == "full") entry["window"] = keys;
+    else if (std::ranges::count(bias_names, word)) entry["bias"] = word;
+    else if (word == "joined") entry["documents"] = word;
+    else if (word == "unrotated") entry["rotated"] = false;
+    else if (word == "ungated") entry["gated"] = false;
+    else if (word != "window" && word != "separate" && word != "rotated" && word != "gated")
+      append_item(kind, word.empty() ? "?" : word, "_");
+  }
+  bool is_kind = std::ranges::count(kind_names, text), words = kind.empty() || std::ranges::count(kind_names, kind);
+  if (is_kind || !words) return {{"kind", text}};
+  if (!kind.empty()) entry["kind"] = kind;
+  return entry;
+}
+
+std::string assign_entry(LayerEntry& entry, const json& value) {
+  if (!value.is_string() && !value.is_object())
+    return "an entry must be a kind or an object, such as {\"kind\": \"lssar\", \"window\": 256}";
+  if (value.is_string() && value.get<std::string>().find_first_of("[{") == 0)
+    return "this is not JSON; in a shell, write --set 'attention.layers=[\"lssar\", {\"window\": 256}]'";
+  const json object = value.is_string() ? object_of(value.get<std::string>()) : value;
+  std::vector<ConfigRow> rows = rows_of_entry(entry);
+  for (auto& item : object.items()) {
+    if (item.key().starts_with("_") || item.value().is_null()) continue;
+    auto row = std::ranges::find_if(rows, [&](const ConfigRow& row) { return row.key == item.key(); });
+    if (row == rows.end()) {
+      std::vector<std::string> keys;
+      std::string list;
+      for (const ConfigRow& row : rows) keys.push_back(row.key), append_item(list, row.key);
+      return shortened(json_quote(item.key())) + " is unknown (" + list + ")" + did_you_mean(item.key(), keys);
+    }
+    if (std::string problem = assign(*row, item.value()); !problem.empty()) return item.key() + " " + problem;
+    entry.given.insert(item.key());
+  }
+  return "";
+}
+
+std::string assign(const ConfigRow&, std::vector<LayerEntry>& target, const json& value) {
+  std::vector<LayerEntry> entries;
+  for (auto& item : value.is_array() ? value : json::array({value}))
+    if (std::string problem = assign_entry(entries.emplace_back(), item); !problem.empty())
+      return "has " + shown(item) + ": " + problem;
+  target = entries;
   return "";
 }
 
@@ -157,13 +214,14 @@ std::optional<json> number_of(const std::string& text) {
   return std::nullopt;
 }
 
-// The value of a --set text, by the type of its row; a list is "a,b" or ["a", "b"]. Text that does not fit the type
-// stays text, and `assign` refuses it.
+// The value of a --set text, by the type of its row; a list is "a,b" or JSON. Text that does not fit the type stays
+// text, and `assign` refuses it.
 json value_of(const ConfigRow& row, const std::string& text) {
-  bool texts = std::holds_alternative<std::vector<std::string>*>(row.value);
+  bool texts = std::holds_alternative<std::vector<std::string>*>(row.value) ||
+               std::holds_alternative<std::vector<LayerEntry>*>(row.value);
   if (texts || std::holds_alternative<std::vector<int>*>(row.value)) {
     json list = parsed_or_null(text);
-    if (list.is_array()) return list;
+    if (list.is_array() || list.is_object()) return list;
     list = json::array();
     if (text.empty()) return list;
     for (const std::string& item : split(text, ',')) {

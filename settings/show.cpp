@@ -62,6 +62,7 @@ static const char* type_name(const ConfigRow& row) {
                         [](const EnumField& x) { return x.number ? "choice/number" : "choice"; },
                         [](std::vector<std::string>*) { return "text/list"; },
                         [](std::vector<int>*) { return "integers"; },
+                        [](std::vector<LayerEntry>*) { return "list"; },
                         [](auto*) { return "integer"; },
                     },
                     row.value);

@@ -52,8 +52,8 @@ static bool has_gate(const Config::Layer& l) { return l.attention.gate.exists();
 static bool has_window(const Config::Layer& l) { return l.attention.window > 0; }
 static bool rotates(const Config::Layer& l) { return l.rotated; }
 
-static bool says_bias(const LayerEntry& e) {
-  return std::ranges::any_of(bias_names, [&](const char* name) { return e.has(name); });
+static bool some_layer_lacks(const Config& c, const char* key) {
+  return c.some_layer([&](const Config::Layer& l) { return !l.own.says(key); });
 }
 
 static const std::string NO_SUM_TEXT =
@@ -66,7 +66,7 @@ static const EffectiveWhen
     GATE = {"layers with an attention.gate.activation", [](const Config& c) { return c.some_layer(has_gate); }},
     GATE_BIAS = {"layers with a gate and attention.gate.bias",
                  [](const Config& c) { return GATE.met(c) && c.attention.gate.bias; }},
-    ROPE = {"layers that rotate: model.position = \"rope\", and not \"unrotated\" in attention.layers",
+    ROPE = {"layers that rotate: model.position = \"rope\", and not \"rotated\": false in attention.layers",
             [](const Config& c) { return c.some_layer(rotates); }},
     ROPE_BASE = {"layers that rotate more than one pair of channels",
                  [](const Config& c) {
@@ -88,22 +88,20 @@ static const EffectiveWhen
     LONGER_ROPE = {"layers that rotate, and a length beyond model.context in eval.lengths, or in --lengths",
                    [](const Config& c) { return LONGER.met(c) && ROPE.met(c); }, true},
     KIND = {"a layer whose kind attention.layers does not say",
-            [](const Config& c) { return some_entry_lacks(c, [](const LayerEntry& e) { return !e.kind.empty(); }); }},
+            [](const Config& c) { return some_layer_lacks(c, "kind"); }},
     BIAS = {"a layer whose bias attention.layers does not say",
-            [](const Config& c) { return some_entry_lacks(c, says_bias); }},
+            [](const Config& c) { return some_layer_lacks(c, "bias"); }},
     PRUNES = {"softmax layers with a bias",
               [](const Config& c) { return c.some_layer([](const auto& l) { return l.attention.may_prune(); }); }},
-    KEY_WINDOW = {"a layer with neither a window of its own nor \"full\" in attention.layers",
-                  [](const Config& c) {
-                    return some_entry_lacks(c, [](const LayerEntry& e) { return e.window > 0 || e.has("full"); });
-                  }},
-    NOT_UNGATED = {"a layer that is not \"ungated\"",
-                   [](const Config& c) { return some_entry_lacks(c, [](auto& e) { return e.has("ungated"); }); }},
+    KEY_WINDOW = {"a layer whose window attention.layers does not say",
+                  [](const Config& c) { return some_layer_lacks(c, "window"); }},
+    MAY_GATE = {"a layer without \"gated\": false in attention.layers",
+                [](const Config& c) { return c.some_layer([](const auto& l) { return l.own.gated; }); }},
     WINDOW = {"layers with a window", [](const Config& c) { return c.some_layer(has_window); }},
-    EVAL_WINDOW = {"a layer with neither a window of its own nor \"full\" in attention.layers, and a length beyond "
-                   "model.context in eval.lengths, or in --lengths",
+    EVAL_WINDOW = {"a layer whose window attention.layers does not say, and a length beyond model.context in "
+                   "eval.lengths, or in --lengths",
                    [](const Config& c) { return LONGER.met(c) && KEY_WINDOW.met(c); }, true},
-    EVAL_SINK = {"eval.window > 0, and a layer with neither a window of its own nor \"full\" in attention.layers",
+    EVAL_SINK = {"eval.window > 0, and a layer whose window attention.layers does not say",
                  [](const Config& c) { return c.eval.key_window > 0 && KEY_WINDOW.met(c); }},
     LABELS = {"data.labels or data.val_labels",
               [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
@@ -115,6 +113,25 @@ static const EffectiveWhen
 static ConfigRow only_with(const EffectiveWhen& condition, ConfigRow row) {
   row.effective_when = &condition;
   return row;
+}
+
+std::vector<ConfigRow> rows_of_entry(LayerEntry& e) {
+  const char* no = nullptr;
+  return {
+    {"kind", choice(e.kind), "", no, ""},
+    {"bias", choice(e.bias, bias_names), "", no, ""},
+    {"window", &e.window, "[0, 16777216]", no, " (0: all keys)"},
+    {"documents", choice(e.documents, documents_names), "", no, ""},
+    {"rotated", &e.rotated, "", no, " (false: no rope)"},
+    {"gated", &e.gated, "", no, " (false: no gate)"},
+  };
+}
+
+static std::string layers_help() {
+  LayerEntry entry;
+  std::string keys;
+  for (const ConfigRow& row : rows_of_entry(entry)) append_item(keys, std::string(row.key) + row.help);
+  return "pattern repeated over the layers, each entry a kind or an object of what differs: " + keys;
 }
 
 static std::vector<ConfigRow> rows_of_all(Config& c) {
@@ -177,7 +194,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"attention.layers", &c.layers, "", no, help_of_layers.c_str()},
     {"attention.family", choice_of_families(a.family), "", "the fastest that was measured and can",
      "kernels of all layers, by their name in attention/families.cpp"},
-    only_with(NOT_UNGATED, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
+    only_with(MAY_GATE, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
                      "one logit per channel, or per head"}),
@@ -362,6 +379,13 @@ const std::vector<Variant>& variants() {
 
 using nlohmann::json;
 
+static json entry_json(LayerEntry entry) {
+  json object = json::object();
+  for (const ConfigRow& row : rows_of_entry(entry))
+    if (entry.says(row.key)) object[row.key] = value_json(row);
+  return object.size() == 1 && entry.says("kind") ? object["kind"] : object;
+}
+
 json value_json(const ConfigRow& row) {
   auto number = [](double x) {  // 4, not 4.0
     return std::floor(x) == x && std::fabs(x) <= EXACT_INTEGERS ? json(int64_t(x)) : json(x);
@@ -371,10 +395,17 @@ json value_json(const ConfigRow& row) {
           [&](double* x) { return number(*x); },
           [&](const WholeNumber& x) { return number(*x.value); },
           [&](const EnumField& x) { return x.get() < x.names.size() ? json(x.names[x.get()]) : number(*x.number); },
+          [](std::vector<LayerEntry>* x) {
+            json list = json::array();
+            for (const LayerEntry& entry : *x) list.push_back(entry_json(entry));
+            return list;
+          },
           [](auto* x) { return json(*x); },
       },
       row.value);
 }
+
+std::string entry_text(const LayerEntry& entry) { return entry_json(entry).dump(); }
 
 std::string value_text(const ConfigRow& row) {
   return value_json(row).dump(-1, ' ', false, json::error_handler_t::replace);

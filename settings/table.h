@@ -45,7 +45,7 @@ enum class AtResume {
 struct ConfigRow {
   const char* key;
   std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int>*,
-               WholeNumber, EnumField>
+               std::vector<LayerEntry>*, WholeNumber, EnumField>
       value;
   const char* allowed;    // numbers: an interval as "[0, 1)"; else ""
   const char* automatic;  // nullptr, or the meaning of 0, "" or []: such a value is allowed as well
@@ -75,19 +75,8 @@ void check_kind_name(const KindRow& kind, const std::vector<Variant>& others);  
 template <class... F> struct Overloaded : F... { using F::operator()...; };
 template <class... F> Overloaded(F...) -> Overloaded<F...>;
 
-// An entry of attention.layers, split at each _: the words that it may have, and the rest, which is the name
-// of a kind: that may contain a _ too.
-struct LayerEntry {
-  std::vector<std::string> words;
-  std::string kind;  // "" if none is named
-  int window = 0;    // N of the word windowN; 0 without one
-  bool has(const char* word) const { return std::ranges::count(words, word) > 0; }
-};
-LayerEntry layer_entry(const std::string& entry);
-std::string layers_help();                                                  // of attention.layers
-std::string layer_problem(const Config& config, const std::string& entry);  // what is wrong with an entry, or ""
-// Whether the entry of some layer does not say this; true without attention.layers.
-bool some_entry_lacks(const Config& config, bool (*says)(const LayerEntry&));
+std::vector<ConfigRow> rows_of_entry(LayerEntry& entry);  // the keys of an entry of attention.layers
+std::string entry_text(const LayerEntry& entry);          // as JSON; "lssar" if it says nothing but a kind
 
 constexpr double EXACT_INTEGERS = 9007199254740992.0;  // up to 2^53 a double is an exact integer
 

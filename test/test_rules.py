@@ -188,10 +188,9 @@ class Rules(unittest.TestCase):
     headers, scripts = dict(sources(".h")), dict(sources(".py"))
     text = "".join(headers[name] for name in ("attention/settings.h", "settings/config.h", "data/tokenizer.h"))
     names = {name: set(re.findall(r'"(\w+)"', items))
-             for name, items in re.findall(r"(\w+)(?:_names|_words)\[\](?:\[2\])? = \{([^;]*);", text)}
+             for name, items in re.findall(r"(\w+)_names\[\] = \{([^;]*);", text)}
     model, cases = "scripts/lib/modeling_plusgpt.py", "scripts/lib/compare_transformers.py"
     for path, pattern, expected in (
-        (model, r"^BIASES = .*", names["bias"]), (model, r"^LAYER_WORDS = .*", names["layer"] - {"window"}),
         (model, r"^ACTIVATIONS = {[^}]*", names["gate_activation"] - {"none"}),
         (model, r'\bscale == "\w+"', names["scale"] - {"number"}),
         (model, r'\bnorm == "\w+"', names["qk_norm"] - {"none"}),

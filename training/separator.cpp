@@ -65,8 +65,9 @@ static std::vector<int> sampled_documents(std::vector<Shard> shards, int T, cons
 std::vector<int> sample_documents(const Config& config, const Data& data, const RunFacts& facts, bool first) {
   bool training = !data.train.empty();
   const std::vector<Shard>& shards = training ? data.train : data.val;
-  if (config.attention.documents == Documents::joined || shards.empty()) return {};
-  if (!some_entry_lacks(config, [](const LayerEntry& entry) { return entry.has("joined"); })) return {};
+  if (shards.empty()) return {};
+  auto separates = [](const Config::Layer& layer) { return layer.attention.documents == Documents::separate; };
+  if (!config.some_layer(separates)) return {};
   int token = facts.separator, T = training ? config.model.context : *std::ranges::min_element(config.eval.lengths);
   int64_t separators = 0;
   std::vector<int> lengths = sampled_documents(shards, T, config, token, separators);

@@ -56,17 +56,13 @@ line_of() {
 
 # check FILE: that it can be the kind of its name; sets name, line and form (SCORE, KIND)
 check() {
-  local file=$1 word
+  local file=$1
   [[ $file != *["&;|<>()\$\`\"'\\*?#!{}[]"]* ]] ||
     refuse "KINDS: $file: the shell reads a character of this path as its own; use letters, digits and _ . / - +"
   [ ! -d "$file" ] || refuse "KINDS: $file is a folder; name its files"
   [ -f "$file" ] || refuse "KINDS: $file:1: there is no such file; name files of attention/score.h's format"
   [[ $file == *.cuh ]] && [[ $name =~ ^[a-z][a-z0-9_]*$ ]] ||
     refuse "KINDS: $file:1: the file's name is the kind's: name it a small letter, then letters, digits and _, and .cuh"
-  for word in ${name//_/ }; do
-    [[ $words != *" $word "* && $word != window* ]] ||
-      refuse "KINDS: $file:1: \"$word\" is a word of attention.layers; rename the file"
-  done
   form=SCORE
   line=$(line_of "$file" SCORE "$name")
   if [ -z "$line" ]; then
@@ -90,10 +86,6 @@ list() {
   shift
   set -f  # no file's name is a pattern
   set -- $*
-  # Words of attention.layers, which are joined to names by _.
-  local words
-  words=" $(sed -n '/ \(bias_names\|layer_words\)\[/,/;/p' "${BASH_SOURCE%/*}/../../attention/settings.h" |
-    grep -o '"[a-z]*"' | tr -d '"' | tr '\n' ' ')"
   local includes= checks= names= rows= shipped= seen=
   add() {  # add PATH ARGUMENTS: the kind `name`, with the arguments of kind_row_of()
     includes+="#include \"$1\""$'\n'

@@ -22,8 +22,6 @@ from transformers.modeling_outputs import CausalLMOutput
 TINY = torch.finfo(torch.float32).tiny
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
                "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g)}
-BIASES = ("none", "alibi", "fox", "cable")
-LAYER_WORDS = ("full", "joined", "separate", "rotated", "unrotated", "gated", "ungated", *BIASES)  # in attention.layers
 # The kinds that are one expression f, from their files (attention/kind.h): what becomes of f in a row, fixed numbers,
 # learned ones with their initial values, f. The copy in a checkpoint has those of its model. An f of whole rows has
 # seen [..., T, T], softmax(x) and normalised(x), over the keys that a row sees.
@@ -179,27 +177,14 @@ class Attention(nn.Module):
     super().__init__()
     C, H = config.n_embd, config.n_head
     model, attention = config.plusgpt["model"], config.plusgpt["attention"]
-    self.settings = SimpleNamespace(**attention)
+    pattern = attention.get("layers") or [{}]
+    own = pattern[layer % len(pattern)]  # a kind, or an object of what differs
+    own = {"kind": own} if isinstance(own, str) else own
+    self.settings = SimpleNamespace(**{**attention, **own})
     self.gate = SimpleNamespace(**attention["gate"])
-    self.rope_base = model["rope_base"] if model["position"] == "rope" else None
-    pattern = attention.get("layers") or [""]
-    words = pattern[layer % len(pattern)].split("_")
-    for word in words:
-      if word.startswith("window") and word != "window":  # window256
-        self.settings.window = int(word.removeprefix("window"))
-      if word in BIASES:
-        self.settings.bias = word
-    if "full" in words:
-      self.settings.window = 0
-    if "joined" in words:
-      self.settings.documents = "joined"
-    if "unrotated" in words:
-      self.rope_base = None
-    if "ungated" in words:
+    self.rope_base = model["rope_base"] if model["position"] == "rope" and own.get("rotated", True) else None
+    if not own.get("gated", True):
       self.gate.activation = "none"
-    # A kind's name may have a _ too.
-    kind = "_".join(word for word in words if word not in LAYER_WORDS and not word.startswith("window"))
-    self.settings.kind = kind or self.settings.kind
     if self.settings.kind != "softmax":
       self.settings.sink = "none"
     self.rope_fraction = model.get("rope_fraction", 1)

@@ -137,7 +137,7 @@ class Diagnostics(Workspace):
 
   def test_layers_that_differ(self):
     self.ok("--diagnostics", attention__variant="lssar_softplus_gated",
-            attention__layers=["unrotated", "softmax_ungated"])
+            attention__layers=[{"rotated": False}, {"kind": "softmax", "gated": False}])
     line, = self.metrics(kind="diagnostics")
     self.assertEqual(line["gate"], 1)  # of the layer that has one
     gated, ungated = line["layers"]
@@ -180,7 +180,7 @@ class Diagnostics(Workspace):
     logits = {"attention__bias": "fox", "attention__gate": {"activation": "sigmoid", "granularity": "headwise"}}
     for number, (flags, changes, names) in enumerate((
         ((), sinks, ["attn.ssmax_scale", "attn.sink"]),
-        ((), {**sinks, "attention__layers": ["alibi", "relu"]}, ["attn.ssmax_scale", "attn.sink"]),
+        ((), {**sinks, "attention__layers": [{"bias": "alibi"}, "relu"]}, ["attn.ssmax_scale", "attn.sink"]),
         ((), logits, ["attn.c_decay.bias", "attn.c_gate.bias"]),
         ((), {**logits, "attention__gate": {"activation": "sigmoid"}}, ["attn.c_decay.bias"]),
         (("--gpus", "2"), {**sinks, "precision": "bf16"}, ["attn.ssmax_scale", "attn.sink"]),

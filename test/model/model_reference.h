@@ -88,7 +88,7 @@ template <class P> class ReferenceModel {
       std::string h = format("h.%d.", l);
       a.ln1 = layernorm(h + "ln_1");
       a.qkv = linear(a.ln1.out, h + "attn.c_attn", N, C, 3 * A, 1).d;
-      a.gated = gate_.activation != GateActivation::none && !says(l, "ungated");
+      a.gated = gate_.activation != GateActivation::none && own(l).gated;
       if (a.gated)
         a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
       for (int part = 0; part < 3; part++)
@@ -197,10 +197,9 @@ template <class P> class ReferenceModel {
     return d;
   }
 
-  // Whether attention.layers has this word for layer l.
-  bool says(int l, const std::string& word) const {
-    std::string entry = config_.layers.empty() ? "" : config_.layers[l % config_.layers.size()];
-    return ("_" + entry + "_").find("_" + word + "_") != std::string::npos;
+  // Of attention.layers, for layer l.
+  LayerEntry own(int l) const {
+    return config_.layers.empty() ? LayerEntry() : config_.layers[l % config_.layers.size()];
   }
   // Names of the learned numbers of a kind.
   static std::vector<std::string> learned(int l, Kind kind) {
@@ -211,14 +210,10 @@ template <class P> class ReferenceModel {
   }
   AttentionSetup setup(int l) const {
     AttentionSetup s = settings_;
-    if (says(l, "full")) s.window = 0;
-    for (int keys = 1; keys < 64; keys++)
-      if (says(l, format("window%d", keys))) s.window = keys;
-    for (size_t kind = 0, longest = 0; kind < std::size(kind_names); kind++)  // a kind's name may be part of another's
-      if (std::string name = kind_names[kind]; says(l, name) && name.size() > longest)
-        s.kind = Kind(kind), longest = name.size();
-    for (size_t bias = 0; bias < std::size(bias_names); bias++)
-      if (says(l, bias_names[bias])) s.bias = Bias(bias);
+    LayerEntry entry = own(l);
+    if (entry.says("window")) s.window = entry.window;
+    if (entry.says("kind")) s.kind = entry.kind;
+    if (entry.says("bias")) s.bias = entry.bias;
     if (s.kind != Kind::softmax) s.sink = Sink::none;
     for (const std::string& name : learned(l, s.kind))
       for (R x : parameters.at(name)) s.learned.push_back(as_double(x));
@@ -228,7 +223,7 @@ template <class P> class ReferenceModel {
   RopeScaling scaling() const { return config_.eval.rope_scaling; }
   double stretch(int T) const { return std::max(1.0, double(T) / config_.model.context); }
   std::vector<float2> rope(int T, int l) const {
-    if (config_.model.position != Position::rope || says(l, "unrotated")) return {};
+    if (config_.model.position != Position::rope || !own(l).rotated) return {};
     auto table = rope_table(T, D, config_.model.rope_base, scaling(), stretch(T));
     for (size_t i = 0; i < table.size(); i++)
       if (i % (D / 2) >= std::round(config_.model.rope_fraction * (D / 2))) table[i] = {1, 0};

@@ -15,22 +15,24 @@ namespace {
 const AdamW ADAMW = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .step = 1};
 
 // A gate, a window and lssar in the second layer, none of these in the first.
-const std::vector<std::string> MIXED_LAYERS = {"attention.variant=lssar_softplus_gated", "attention.power=3",
-                                               "attention.window=4", "attention.layers=softmax_full_ungated,window"};
+const std::vector<std::string> MIXED_LAYERS = {
+    "attention.variant=lssar_softplus_gated", "attention.power=3", "attention.window=4",
+    R"(attention.layers=[{"kind": "softmax", "window": 0, "gated": false}, {}])"};
 
 std::vector<std::string> positions() { return {"rope", "learned", "none"}; }
 
 // Central differences along a random direction in each tensor: an error of O(h^2) and of rounding / h, both below 1e-7
 // here.
 TEST(Model, ReferenceGradientsAreDerivatives) {
-  std::vector<std::vector<std::string>> cases = {{"attention.variant=fox", "attention.window=4"},
-                                                 {"attention.variant=cable", "attention.kind=lssa"},
-                                                 {"attention.window=3", "attention.layers=window,full_unrotated"},
-                                                 MIXED_LAYERS,
-                                                 {"attention.layers=window5_cable,full_fox"},
-                                                 {"data.labels=x"},
-                                                 {"model.head.outputs=1", "data.labels=x"},
-                                                 {"model.head.outputs=7", "data.labels=x"}};
+  std::vector<std::vector<std::string>> cases = {
+      {"attention.variant=fox", "attention.window=4"},
+      {"attention.variant=cable", "attention.kind=lssa"},
+      {"attention.window=3", R"(attention.layers=[{}, {"window": 0, "rotated": false}])"},
+      MIXED_LAYERS,
+      {R"(attention.layers=[{"window": 5, "bias": "cable"}, {"window": 0, "bias": "fox"}])"},
+      {"data.labels=x"},
+      {"model.head.outputs=1", "data.labels=x"},
+      {"model.head.outputs=7", "data.labels=x"}};
   for (const std::string& position : positions()) cases.push_back({"model.position=" + position});
   for (const auto& sets : cases) {
     Config config = small_config("fp32", sets);
@@ -386,15 +388,18 @@ TEST(Settings, MasksAndLayersMatchTheReference) {
   const std::vector<std::string> cases[] = {
       {"attention.window=3"},
       {"attention.window=3", "attention.sink_tokens=2", "attention.scale=logn"},
-      {"attention.window=4", "attention.layers=window,full_unrotated"},
+      {"attention.window=4", R"(attention.layers=[{}, {"window": 0, "rotated": false}])"},
       MIXED_LAYERS,
-      {"attention.layers=window4_alibi,fox_ungated", "attention.gate.activation=silu"},
-      {"attention.layers=window3_cable,none", "attention.bias=fox", "model.position=none"},
-      {"attention.layers=window2,lssar_window5", "attention.sink_tokens=1", "attention.power=3"},
-      {"attention.variant=threshold", "attention.layers=lssa,gated", "attention.gate.activation=silu",
+      {R"(attention.layers=[{"window": 4, "bias": "alibi"}, {"bias": "fox", "gated": false}])",
+       "attention.gate.activation=silu"},
+      {R"(attention.layers=[{"window": 3, "bias": "cable"}, {"bias": "none"}])", "attention.bias=fox",
+       "model.position=none"},
+      {R"(attention.layers=[{"window": 2}, {"kind": "lssar", "window": 5}])", "attention.sink_tokens=1",
+       "attention.power=3"},
+      {"attention.variant=threshold", R"(attention.layers=["lssa", {"gated": true}])", "attention.gate.activation=silu",
        "attention.gate.position=output"},
-      {"attention.layers=ungated_relu,sigmoid", "attention.gate.activation=tanh", "attention.gate.position=key",
-       "attention.gate.granularity=headwise", "attention.bias=cable"},
+      {R"(attention.layers=[{"kind": "relu", "gated": false}, "sigmoid"])", "attention.gate.activation=tanh",
+       "attention.gate.position=key", "attention.gate.granularity=headwise", "attention.bias=cable"},
       {"model.rope_fraction=0.7"},
       {"attention.variant=alibi"},
       {"attention.variant=fox"},
@@ -429,7 +434,8 @@ TEST(Settings, SeparateDocumentsMatchTheReference) {
       {"model.position=rope", "attention.window=3", "attention.sink_tokens=1", "attention.scale=logn"},
       {"attention.variant=fox", "train.recompute=block"},
       {"attention.variant=alibi", "attention.gate.activation=silu"},
-      {"attention.variant=lssa", "attention.layers=cable,relu_window4", "model.position=none"},
+      {"attention.variant=lssa", R"(attention.layers=[{"bias": "cable"}, {"kind": "relu", "window": 4}])",
+       "model.position=none"},
       {"attention.variant=threshold"}};
   GradientPools pools(12);
   for (std::vector<std::string> sets : cases) {
@@ -451,23 +457,25 @@ TEST(Settings, EqualLayersAreTheModelOfThatSort) {
     return read_all(*model, Part::gradients);
   };
   const std::map<std::string, std::vector<std::string>> cases = {
-      {"lssar_full", {"attention.kind=lssar", "attention.window=0"}},
-      {"ungated_unrotated", {"attention.gate.activation=none", "model.position=none"}},
-      {"gated_window_rotated", {}},
-      {"window5_fox", {"attention.window=5", "attention.bias=fox"}}};
+      {R"({"kind": "lssar", "window": 0})", {"attention.kind=lssar", "attention.window=0"}},
+      {R"({"gated": false, "rotated": false})", {"attention.gate.activation=none", "model.position=none"}},
+      {R"({"gated": true, "rotated": true})", {}},
+      {R"({"window": 5, "bias": "fox"})", {"attention.window=5", "attention.bias=fox"}}};
   for (auto& [layers, same] : cases)
     expect_same_bits(layers, gradients_of(gated, {"attention.layers=" + layers}), gradients_of(gated, same));
 
   const std::vector<std::string> separate = {"attention.documents=separate", "data.separator=7"};
-  expect_same_bits("joined", gradients_of(separate, {"attention.layers=joined"}),
+  expect_same_bits("joined", gradients_of(separate, {R"(attention.layers=[{"documents": "joined"}])"}),
                    gradients_of(separate, {"attention.documents=joined"}));
 
   auto flops = [](const std::string& set) { return flops_per_token(small_config("fp32", {set})); };
-  EXPECT_DOUBLE_EQ(2 * flops("attention.layers=window3,full"), flops("attention.window=3") + flops("model.layers=2"));
+  EXPECT_DOUBLE_EQ(2 * flops(R"(attention.layers=[{"window": 3}, {"window": 0}])"),
+                   flops("attention.window=3") + flops("model.layers=2"));
   EXPECT_LT(flops("attention.window=3"), flops("model.layers=2"));
 
-  auto model = small_model(
-      small_config("fp32", {"attention.sink=learned", "attention.layers=lssar,softmax_none", "attention.bias=fox"}));
+  auto model = small_model(small_config(
+      "fp32", {"attention.sink=learned", R"(attention.layers=["lssar", {"kind": "softmax", "bias": "none"}])",
+               "attention.bias=fox"}));
   auto has = [&](const std::string& name) {
     return std::ranges::count(model->parameters().tensors(), name, &Tensor::name) == 1;
   };

@@ -46,14 +46,15 @@ class Separator(Workspace):
   def test_mistakes_have_an_answer(self):
     self.bad(attention__documents="separate", names=["attention.documents", "set data.separator"])
     self.bad(**{**SEPARATE, "data__separator": 256}, names=["data.separator = 256", "model.vocab = 256"])
-    self.bad(attention__layers=["joined"], names=["attention.layers", 'attention.documents = "separate"'])
+    self.bad(attention__layers=[{"documents": "joined"}],
+             names=["attention.layers", 'attention.documents = "separate"'])
     self.describe(end_of_text=300)
     self.bad(attention__documents="separate", names=["X.json of a shard says 300", "vocab = 256", "set data.separator"])
     self.bad(**SEPARATE, model__position="learned", eval__lengths=[32], names=["eval.lengths = 32", "learned"])
 
   def test_it_is_counted(self):
     """In the windows of 16 of 660 and 300 tokens."""
-    said = self.ok("--dry-run", **SEPARATE, attention__layers=["joined"])
+    said = self.ok("--dry-run", **SEPARATE, attention__layers=[{"documents": "joined"}])
     self.assertNotRegex(said.stdout + said.stderr, "documents: |separates nothing")
     spaces = sum(tokens[:len(tokens) // 16 * 16].count(b" ") for tokens in
                  (self.bytes_of(f"train_00000{n}.bin")[1024::2][:-1] for n in range(2)))

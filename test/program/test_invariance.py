@@ -39,13 +39,14 @@ TASKS = {
     "learned": Task(TRAINING, "fp32", {"model.position": "learned", "attention.sink": "learned", "eval.lengths": [16],
                                        "model.vocab": 5000}),
     "layers_that_differ": Task(TRAINING, "bf16", {
-        "attention.layers": ["lssa_window5", "ungated_fox"], "attention.gate.activation": "silu",
+        "attention.layers": [{"kind": "lssa", "window": 5}, {"gated": False, "bias": "fox"}],
+        "attention.gate.activation": "silu",
         "eval.mode": "suffix"}),
     "pruned": Task(TRAINING, "fp32", {"attention.variant": "fox", "model.context": 130, "batch.tokens": 12 * 130,
                                       "model.channels": 16, "eval.lengths": [130, 200]}),
     "documents": Task(TRAINING, "fp32", {
         "attention.documents": "separate", "data.separator": ord(" "), "attention.variant": "fox",
-        "attention.layers": ["lssa", "joined"], "model.position": "learned", "eval.lengths": [16]}),
+        "attention.layers": ["lssa", {"documents": "joined"}], "model.position": "learned", "eval.lengths": [16]}),
     "diagnostics_of_training": Task(TRAINING, "fp32", {
         "attention.variant": "ssmax", "diagnostics.every": 3, "diagnostics.tokens": 96, "log.groups_every": 1}),
     "labels": Task(TRAINING, "fp32", {**LABELLED, "train.label_mean": "sequence"}),

@@ -50,9 +50,10 @@ class Modeling(unittest.TestCase):
   def setUp(self):
     self.tokens = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(1))
 
-  def test_a_kind_is_named_whole_in_layers(self):
-    model = model_of(position="rope", layers=["full_leaky_relu_ungated", "window_unrotated"])
-    self.assertEqual([block.attn.settings.kind for block in model.h], ["leaky_relu", "softmax", "leaky_relu"])
+  def test_layers_that_differ(self):
+    model = model_of(position="rope", layers=["relu", {"rotated": False, "window": 5}])
+    said = [(block.attn.settings.kind, block.attn.settings.window, block.attn.rope_base) for block in model.h]
+    self.assertEqual(said, [("relu", 0, 10000), ("softmax", 5, None), ("relu", 0, 10000)])
 
   def test_gpt2_gives_the_same_attentions_and_hidden_states(self):
     torch.manual_seed(2)

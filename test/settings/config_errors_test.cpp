@@ -233,19 +233,12 @@ TEST(ConfigErrors, NestingAndSizeAreLimited) {
 }
 
 TEST(ConfigErrors, CrossChecks) {
-  const std::string no_window =
-      "window and full need attention.window > 0, or eval.window; set it, or remove these words";
   for (auto& [key, value, problem] : std::vector<std::array<std::string, 3>>{
            {"model.channels", "104", "is not divisible by model.heads = 12; change one of them, or set model.head_dim"},
            {"model.channels", "36", "must be a multiple of 8"},
            {"model.head_dim", "513", "must be an integer in [1, 512], or 0 for channels / heads"},
            {"model.head_dim", "63",
-            "must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\""},
-           {"attention.layers", R"(["lssa_ungated"])",
-            "has \"lssa_ungated\": gated and ungated need an attention.gate.activation; set it, or remove these words"},
-           {"attention.layers", R"(["window","full"])", "has \"window\": " + no_window},
-           {"attention.layers", R"(["lssar_full"])", "has \"lssar_full\": " + no_window},
-           {"attention.layers", R"(["window","window8"])", "has \"window\": " + no_window}})
+            "must be even with model.position = \"rope\"; change it, or use \"learned\" or \"none\""}})
     expect_wrong(key, value, problem);
   for (auto& [ratio, shown, width] :
        {std::tuple("3.3", "3.3", 2534), std::tuple("1e-9", "1e-09", 0), std::tuple("3.501", "3.501", 2689)})
@@ -257,10 +250,6 @@ TEST(ConfigErrors, CrossChecks) {
   expect_error(
       R"({"model": {"heads": 1}})", {},
       "model.head_dim would be channels / heads = 768, at most 512 is possible; use more heads or set it  [x.json]");
-  expect_error(
-      R"({"attention": {"layers": ["full_unrotated"], "window": 4}, "model": {"position": "none"}})", {},
-      "attention.layers = [\"full_unrotated\"] has \"full_unrotated\": rotated and unrotated need model.position "
-      "= \"rope\"; set it, or remove these words  [x.json]");
   for (auto& [sink, other] : {std::pair("learned", R"("kind": "lssa")"), std::pair("one", R"("layers": ["lssa"])")})
     expect_error(format("{\"attention\": {\"sink\": \"%s\", %s}}", sink, other), {"model.layers=1"},
                  format("attention.sink = \"%s\" needs a layer of the kind softmax (attention.kind, attention.layers); "
@@ -282,12 +271,8 @@ TEST(ConfigErrors, CrossChecks) {
   for (auto* fine :
        {R"({"model": {"channels": 104, "head_dim": 36}})", R"({"model": {"head_dim": 63, "position": "learned"}})",
         R"({"model": {"mlp_ratio": 3.5001}})",  // rounds to 2688
-        R"({"attention": {"layers": ["window8", "lssa_full", "window16777216"]}})",
-        R"({"attention": {"layers": ["window", "full"], "window": 5}})",
-        R"({"attention": {"layers": ["window", "full"]}, "eval": {"window": 5}})",
         R"({"train": {"steps": 100, "tokens": 0}})", R"({"eval": {"rope_scaling": "ntk"}, "model": {"head_dim": 4}})"})
     EXPECT_EQ(error_in(fine), "");
-  EXPECT_EQ(parse_config(R"({"attention": {"layers": ["window", "full"]}})", "x.json", {}, false).layers.size(), 2u);
 }
 
 TEST(ConfigErrors, KindsOfAnotherBuild) {
@@ -302,23 +287,39 @@ TEST(ConfigErrors, KindsOfAnotherBuild) {
 }
 
 TEST(ConfigErrors, EntriesOfLayers) {
-  auto expect_no_entry = [](const std::string& entry, const std::string& hint) {
-    expect_error(format("{\"attention\": {\"window\": 4, \"layers\": [\"window\", \"%s\"]}}", entry.c_str()), {},
-                 "attention.layers = [\"window\",\"" + entry + "\"] has \"" + entry +
-                     "\": an entry is words joined by _, at most one of each: a kind (" +
-                     allowed_names("attention.kind") +
-                     ", that of a file needs make KINDS=PATH.cuh), a bias (none, alibi, fox, cable), window or full, "
-                     "separate or joined, rotated or unrotated, gated or "
-                     "ungated; windowN is a window of N keys, 1 to 16777216" +
-                     (hint.empty() ? "" : "; did you mean \"" + hint + "\"?") + "  [x.json]");
-  };
-  for (auto* entry : {"global", "lssar_lssa", "full_window", "lssar full", "gated_", "_gated", "softmax_qknorm",
-                      "window8_window", "fox_none", "full_window8", "window16777217"})
-    expect_no_entry(entry, "");
-  for (auto* entry : {"window0", "window-1", "window8k"}) expect_no_entry(entry, "window");
-  expect_no_entry("gated__lssa", "lssa");
-  expect_no_entry("alibbi", "alibi");
-  expect_no_entry("ful_lssa", "full");
+  const std::string keys = " is unknown (kind, bias, window, documents, rotated, gated)";
+  for (auto& [entry, problem] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"windw":3})", R"("windw")" + keys + R"(; did you mean "window"?)"},
+           {R"({"window":3,"x.y":{}})", R"("x.y")" + keys},
+           {R"({"window":-1})", "window must be an integer in [0, 16777216]"},
+           {R"({"window":true})", "window must be an integer in [0, 16777216]"},
+           {R"({"rotated":"no"})", "rotated must be true or false"},
+           {R"({"bias":0})", "bias must be one of none, alibi, fox, cable"},
+           {R"({"documents":"seperate"})", R"(documents is unknown (joined, separate); did you mean "separate"?)"},
+           {R"("lsssar")", "kind is unknown (" + allowed_names("attention.kind") + R"(); did you mean "lssar"?)"},
+           {R"({"kind":"mine"})", "kind is unknown (" + allowed_names("attention.kind") +
+                                      "); to use your own kind, build with its file, which checkpoints hold: make "
+                                      "KINDS=PATH.cuh"},
+           {"3", R"(an entry must be a kind or an object, such as {"kind": "lssar", "window": 256})"},
+           {"[]", R"(an entry must be a kind or an object, such as {"kind": "lssar", "window": 256})"},
+           {R"({"gated":true})", R"("gated" needs an attention.gate.activation; set it, or remove "gated")"},
+           {R"({"window":0})",
+            R"("window" needs attention.window > 0, eval.window, or an entry with a window; set it, or )"
+            R"(remove "window")"},
+           {R"({"documents":"joined"})",
+            R"("documents" needs attention.documents = "separate"; set it, or remove "documents")"}})
+    expect_wrong("attention.layers", "[{}," + entry + "]", "has " + entry + ": " + problem);
+  expect_error(
+      R"({"attention": {"layers": [{"rotated": false}]}, "model": {"position": "none"}})", {},
+      R"(attention.layers = [{"rotated":false}] has {"rotated":false}: "rotated" needs model.position = "rope"; )"
+      R"(set it, or remove "rotated"  [x.json])");
+  for (auto* none : {"window0", "window8k", "ful", "lssar_lssa", "_gated"})
+    expect_has(error_in("{}", {format("attention.layers=%s", none)}), {format("has \"%s\": kind is unknown", none)});
+  expect_has(error_in("{}", {"attention.layers=[{window: 3}]"}), {R"(this is not JSON; in a shell, write --set ')"});
+  EXPECT_EQ(error_in(R"({"attention": {"layers": [{"window": 8}, {"window": 0}]}})"), "");
+  const std::string no_window = R"({"attention": {"layers": [{"window": 0}]}})";
+  for (auto* window : {"attention.window=5", "eval.window=5"}) EXPECT_EQ(error_in(no_window, {window}), "");
+  EXPECT_EQ(parse_config(no_window, "x.json", {}, false).layers.size(), 1u);  // an evaluation leaves out the windows
 }
 
 TEST(ConfigErrors, BatchMustDivide) {

@@ -54,14 +54,14 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
             {idle("attention.offset_free_rows = 10", lssar + " and an attention.offset other than 0")}},
            {{"attention.variant=lssar", "attention.offset=0"}, {}},
            {{"attention.variant=lssar", "attention.power=3"}, {}},
-           {{"attention.layers=window,full_lssar", "attention.power=3", "attention.window=9"}, {}},
-           {{"attention.layers=lssar_full", "attention.window=2", "attention.kind=relu"},
+           {{R"(attention.layers=[{}, {"kind": "lssar", "window": 0}])", "attention.power=3", "attention.window=9"},
+            {}},
+           {{R"(attention.layers=[{"kind": "lssar", "window": 0}])", "attention.window=2", "attention.kind=relu"},
             {idle("attention.kind = \"relu\"", "a layer whose kind attention.layers does not say"),
-             idle("attention.window = 2",
-                  "a layer with neither a window of its own nor \"full\" in attention.layers")}},
-           {{"attention.layers=none,alibi", "attention.bias=fox"},
+             idle("attention.window = 2", "a layer whose window attention.layers does not say")}},
+           {{R"(attention.layers=[{"bias": "none"}, {"bias": "alibi"}])", "attention.bias=fox"},
             {idle("attention.bias = \"fox\"", "a layer whose bias attention.layers does not say")}},
-           {{"attention.layers=window3,window2000", "attention.sink_tokens=1"},
+           {{R"(attention.layers=[{"window": 3}, {"window": 2000}])", "attention.sink_tokens=1"},
             {idle("attention.layers: a window of 2000 keys",
                   "a longer length in model.context or eval.lengths, or in --lengths")}},
            {{"attention.variant=softplus_gated", "attention.gate.activation=none"}, {}}})
@@ -69,9 +69,13 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
   EXPECT_EQ(warnings({"attention.gate.bias=false", "attention.gate.op=add", "optimizer.decay_fraction=0.5"}).size(),
             3u);
   EXPECT_EQ(warnings({"attention.layers=lssar", "attention.threshold=2"}).size(), 1u);
-  EXPECT_EQ(warnings({"attention.layers=window3,full", "attention.window=2", "attention.sink_tokens=1"}).size(), 1u);
-  EXPECT_EQ(warnings({"attention.layers=full", "attention.window=2", "attention.sink_tokens=1"}).size(), 2u);
-  EXPECT_EQ(warnings({"attention.layers=ungated", "attention.gate.activation=silu"}).size(), 1u);
+  EXPECT_EQ(
+      warnings({R"(attention.layers=[{"window": 3}, {"window": 0}])", "attention.window=2", "attention.sink_tokens=1"})
+          .size(),
+      1u);
+  EXPECT_EQ(warnings({R"(attention.layers=[{"window": 0}])", "attention.window=2", "attention.sink_tokens=1"}).size(),
+            2u);
+  EXPECT_EQ(warnings({R"(attention.layers=[{"gated": false}])", "attention.gate.activation=silu"}).size(), 1u);
   for (auto& [set, other] : {std::pair("generate.prompt=x", "generate.every=1"),
                              std::pair("eval.rope_scaling=yarn", "eval.lengths=1024,1025")}) {
     EXPECT_EQ(warnings({set}).size(), 1u) << set;
@@ -79,15 +83,26 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
     EXPECT_TRUE(parse_config("{}", "x.json", {set}, false).warnings.empty()) << set;
   }
   // Each of the first has no effect beside the others; with the last it has.
-  const std::string longer = "eval.lengths=1024,1025", mixed = "attention.layers=window,full_unrotated";
+  const std::string longer = "eval.lengths=1024,1025",
+                    mixed = R"(attention.layers=[{}, {"window": 0, "rotated": false}])";
   for (auto& [set, beside, mended] : std::vector<std::tuple<std::string, Sets, std::string>>{
-           {"model.rope_base=5e5", {"attention.layers=unrotated"}, "attention.layers=unrotated,rotated"},
+           {"model.rope_base=5e5",
+            {R"(attention.layers=[{"rotated": false}])"},
+            R"(attention.layers=[{"rotated": false}, {"rotated": true}])"},
            {"model.rope_base=5e5", {"model.rope_fraction=0.02"}, "model.rope_fraction=0.07"},
-           {"model.rope_fraction=0.5", {"attention.layers=unrotated"}, "attention.layers=unrotated,rotated"},
-           {"eval.rope_scaling=yarn", {longer, "attention.layers=unrotated"}, "attention.layers=rotated"},
-           {"eval.window=8", {longer, "attention.layers=full"}, "attention.layers=full,window"},
-           {"eval.window=8", {longer, "attention.layers=window9"}, "attention.layers=window9,window"},
-           {"eval.sink_tokens=1", {longer, "eval.window=8", "attention.layers=full"}, mixed},
+           {"model.rope_fraction=0.5",
+            {R"(attention.layers=[{"rotated": false}])"},
+            R"(attention.layers=[{"rotated": false}, {"rotated": true}])"},
+           {"eval.rope_scaling=yarn",
+            {longer, R"(attention.layers=[{"rotated": false}])"},
+            R"(attention.layers=[{"rotated": true}])"},
+           {"eval.window=8",
+            {longer, R"(attention.layers=[{"window": 0}])"},
+            R"(attention.layers=[{"window": 0}, {}])"},
+           {"eval.window=8",
+            {longer, R"(attention.layers=[{"window": 9}])"},
+            R"(attention.layers=[{"window": 9}, {}])"},
+           {"eval.sink_tokens=1", {longer, "eval.window=8", R"(attention.layers=[{"window": 0}])"}, mixed},
            {mixed, {"attention.window=2", "model.layers=1"}, "model.layers=2"},
            {"attention.window=1024", {}, longer},
            {"generate.top_k=5", {"generate.temperature=0"}, "generate.temperature=1"},
@@ -242,9 +257,10 @@ TEST(Config, SetParsesByType) {
 TEST(Config, LayersSayWhatTheirsIs) {
   Config c =
       parse_config("{}", "",
-                   {"attention.layers=window,lssar_full_ungated,unrotated,window100_rotated", "attention.sink=one",
-                    "attention.window=64", "attention.sink_tokens=1", "attention.gate.activation=silu",
-                    "model.layers=6", "eval.window=256", "eval.sink_tokens=4"});
+                   {R"(attention.layers=[{}, {"kind": "lssar", "window": 0, "gated": false}, {"rotated": false}, )"
+                    R"({"window": 100, "rotated": true}])",
+                    "attention.sink=one", "attention.window=64", "attention.sink_tokens=1",
+                    "attention.gate.activation=silu", "model.layers=6", "eval.window=256", "eval.sink_tokens=4"});
   auto is = [&](int l, int length, Kind kind, int window, int sink_tokens, bool gated, bool rotated) {
     Config::Layer layer = c.layer(l, length);
     EXPECT_EQ(layer.attention.kind, kind) << l;
@@ -260,7 +276,10 @@ TEST(Config, LayersSayWhatTheirsIs) {
   is(2, 1024, Kind::softmax, 64, 1, true, false);
   for (int length : {1024, 1025}) is(3, length, Kind::softmax, 100, 1, true, true);  // eval.window leaves it
   EXPECT_FALSE(parse_config("{}", "", {"model.position=none"}).layer(0).rotated);
-  c = parse_config("{}", "", {"attention.layers=lssa_alibi,none,full,window9_cable", "attention.bias=fox"});
+  c = parse_config("{}", "",
+                   {R"(attention.layers=[{"kind": "lssa", "bias": "alibi"}, {"bias": "none"}, {"window": 0}, )"
+                    R"({"window": 9, "bias": "cable"}])",
+                    "attention.bias=fox"});
   for (int l = 0; Bias bias : {Bias::alibi, Bias::none, Bias::fox, Bias::cable})
     EXPECT_EQ(c.layer(l++).attention.bias, bias);
 }
@@ -285,13 +304,26 @@ TEST(Config, HashesOfKindsAreOfTheirCode) {
   for (const char* open : {"/* a", "\"a", "R\"(a", "R\"", "'", "#", "\\"}) EXPECT_NO_THROW(code_of(open));
 }
 
-// A kind may have a _ in its name, and may have another kind's name in it, wherever in an entry it is named.
-TEST(Config, KindsAreNamedWholeInLayers) {
-  for (std::string entry : {"leaky_relu", "full_leaky_relu", "leaky_relu_ungated", "window_leaky_relu_unrotated"})
-    EXPECT_EQ(layer_entry(entry).kind, "leaky_relu");
-  EXPECT_EQ(layer_entry("full_leaky_relu_ungated").words, (std::vector<std::string>{"full", "ungated"}));
-  EXPECT_EQ(layer_entry("full_ungated").kind, "");
-  for (const char* kind : kind_names) EXPECT_EQ(layer_entry(kind).kind, kind);  // so no word is a part of it
+// A kind alone is its name; other entries keep what they give, and nothing else. The last two are in the words of older
+// checkpoints.
+TEST(Config, EntriesOfLayersAreWrittenAsTheyAreRead) {
+  for (auto& [set, text] : std::vector<std::pair<std::string, std::string>>{
+           {"", "[]"},
+           {"lssar,softmax", R"(["lssar","softmax"])"},
+           {R"({"window": 256})", R"([{"window":256}])"},
+           {R"([{"kind": "relu"}, {"_": 1, "bias": null}])", R"(["relu",{}])"},
+           {R"([{"window": 8e0, "rotated": true, "kind": "lssa", "bias": "none"}])",
+            R"([{"bias":"none","kind":"lssa","rotated":true,"window":8}])"},
+           {"window256_lssar,full_unrotated,window,relu",
+            R"([{"kind":"lssar","window":256},{"rotated":false,"window":0},{},"relu"])"},
+           {R"(["joined_rotated","fox_ungated","separate"])",
+            R"([{"documents":"joined"},{"bias":"fox","gated":false},{}])"}}) {
+    Config c = parse_config("{}", "",
+                            {"attention.layers=" + set, "attention.documents=separate", "attention.window=4",
+                             "attention.gate.activation=silu"});
+    EXPECT_EQ(value_text(config_row(c, "attention.layers")), text);
+    EXPECT_EQ(config_text(parse_config(config_text(c), "")), config_text(c)) << set;
+  }
 }
 
 TEST(Config, VariantsChangeOnlyWhatTheirRowSays) {
