@@ -19,6 +19,7 @@
 // clang-format off
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <span>
@@ -230,6 +231,7 @@ class Gpt2 final : public Model {
   float scale_factor_ = 1;             // of AttentionCall, as the two below
   int spare_multiprocessors_ = 0;
   const char* family_ = nullptr;
+  int counted_ = INT_MAX;  // sequences whose tiles are counted
   GateSettings gate_;                  // of the layers that have one
   Comm& comm_;
   cudaStream_t stream;
@@ -319,7 +321,7 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   prepare_forward(a.qkv, call);
   // 5  attention, with the bias of its scores and the norm of its output
   position_bias_forward(a.bias, decay_of(a), call);
-  find_needed_tiles(a.bias, training && b.tiles ? b.tiles + l * H : nullptr, a.qkv, call);
+  find_needed_tiles(a.bias, training && b.tiles ? b.tiles + l * H : nullptr, a.qkv, call, counted_);
   attention_forward(a.att, a.att_stats, a.qkv, call, training);
   if (a.att_norms) norm_output(a.att, a.att_norms, call);
   // 6  the gate, if it acts on attention's output (sdpa): projection_input()
@@ -499,11 +501,11 @@ void Gpt2<Real>::begin_step() {
 
 template <class Real>
 std::vector<TileCount> Gpt2<Real>::tiles() {
-  std::vector<int2> counts(b.tiles ? size_t(L) * H : 0);
-  CUDA_CHECK(cudaMemcpyAsync(counts.data(), b.tiles, counts.size() * sizeof(int2), cudaMemcpyDeviceToHost, stream));
+  std::vector<float2> counts(b.tiles ? size_t(L) * H : 0);
+  CUDA_CHECK(cudaMemcpyAsync(counts.data(), b.tiles, counts.size() * sizeof(float2), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
   std::vector<TileCount> tiles;
-  for (int2 count : counts) tiles.push_back({double(count.x), double(count.y)});
+  for (float2 count : counts) tiles.push_back({double(count.x), double(count.y)});
   return tiles;
 }
 
@@ -598,6 +600,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
   };
   upload(act, inputs, inputs, B * T);
   family_ = "general";  // they save what attention_diagnose() reads
+  counted_ = counted;
   if (b.tiles) zero(b.tiles, size_t(L) * H, stream);
   forward(act, B, T, true, [&](int l) {
     Layer& a = act.layers[l];
@@ -614,7 +617,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
     for (Real value : x) statistics.x.push_back(to_float(value));
     see(statistics);
   });
-  family_ = nullptr;
+  family_ = nullptr, counted_ = INT_MAX;
 }
 
 template <class Real>

@@ -8,12 +8,17 @@
 namespace {
 
 constexpr int NORM_THREADS = on_cpu ? 1 : 2 * BIAS_ROWS, SEARCH_THREADS = on_cpu ? 1 : 256;
-using Mask = OwnDocument<Biased>;
+
+template <class Mask> __device__ int2 document_of(const Mask& mask, int row) {
+  if constexpr (Mask::DOCUMENTS) return mask.document(row);
+  else return {0, mask.T};
+}
 
 // A block may have rows of several documents: the largest squared lengths of q and k in its first and in its last.
 // Those between lie in this block alone, whose tile is always needed.
 struct alignas(16) BlockNorms {
   float first_q, first_k, last_q, last_k;
+  __device__ float& threshold() { return last_q; }  // in the first block of a document of several, once it is known
 };
 static_assert(sizeof(BlockNorms) == 4 * sizeof(float) && sizeof(NeededTiles) == 2 * sizeof(float));
 
@@ -31,7 +36,8 @@ template <int W, class T> __device__ float squared_length(const T* x, int D) {
 }
 
 // A block of BIAS_ROWS rows, of one head: the grid is (blocks, H, B).
-template <class T> __global__ void block_norms_kernel(float* c, const T* qkv, KernelSettings settings, KernelShape s) {
+template <class T, class Mask>
+__global__ void block_norms_kernel(float* c, const T* qkv, KernelSettings settings, KernelShape s) {
   constexpr int VECTOR = on_cpu ? 16 : Pack<T>::size;
   __shared__ float squares[2][BIAS_ROWS];
   int row0 = blockIdx.x * BIAS_ROWS, h = blockIdx.y, b = blockIdx.z, rows = min(BIAS_ROWS, s.T - row0);
@@ -47,7 +53,7 @@ template <class T> __global__ void block_norms_kernel(float* c, const T* qkv, Ke
   if (threadIdx.x != 0) return;
   size_t head = s.head_number(b, h);
   Mask mask(settings, s.T, head);
-  int first_stop = mask.document(row0).y - row0, last = mask.first(row0 + rows - 1) - row0;
+  int first_stop = document_of(mask, row0).y - row0, last = mask.first(row0 + rows - 1) - row0;
   BlockNorms norms = {};
   for (int row = 0; row < rows; row++) {
     float q = squares[0][row], k = squares[1][row];
@@ -58,14 +64,14 @@ template <class T> __global__ void block_norms_kernel(float* c, const T* qkv, Ke
 }
 
 // What c_i - c_j must fall below, negative, in units of the kind. 1.001 covers the rounding of lengths and scores.
-__device__ double threshold(const BlockNorms* norms, int2 document, double per_unit) {
+__device__ float threshold_of(const BlockNorms* norms, int2 document, double per_unit) {
   float q = 0, k = 0;
   for (int n = document.x / BIAS_ROWS; n * BIAS_ROWS < document.y; n++) {
     bool first = n * BIAS_ROWS >= document.x;
     q = larger(q, first ? norms[n].first_q : norms[n].last_q);
     k = larger(k, first ? norms[n].first_k : norms[n].last_k);
   }
-  return -(2 * 1.001 * sqrtf(q) * sqrtf(k) + (log(double(document.y - document.x)) + 17) * per_unit);
+  return float(-(2 * 1.001 * sqrtf(q) * sqrtf(k) + (log(double(document.y - document.x)) + 17) * per_unit));
 }
 
 // The first of low .. high - 1 for which found() holds, as it does for all after it; else high.
@@ -79,46 +85,63 @@ template <class F> __device__ int first_of(int low, int high, F found) {
 }
 
 // A head of a sequence: the grid is (H, B).
-__global__ void needed_tiles_kernel(float* c, int2* tiles, KernelSettings settings, int T, double per_unit) {
+template <class Mask> __global__ void needed_tiles_kernel(float* c, KernelSettings settings, int T, double per_unit) {
   size_t head = blockIdx.y * gridDim.x + blockIdx.x;
   Mask mask(settings, T, head);
   c += head * bias_floats(T);
-  auto norms = reinterpret_cast<const BlockNorms*>(c + bias_norms(T));
+  auto norms = reinterpret_cast<BlockNorms*>(c + bias_norms(T));
   auto needed = reinterpret_cast<NeededTiles*>(c + bias_needed(T));
   auto for_blocks = [&](auto f) {
     for (int n = threadIdx.x; n < bias_blocks(T); n += SEARCH_THREADS) f(n);
     __syncthreads();
   };
+  auto last_row = [&](int n) { return min(n * BIAS_ROWS + BIAS_ROWS, T) - 1; };
+  // f(each document that begins in block n and has rows of later blocks): what belongs to a document is done once.
+  auto for_documents = [&](auto f) {
+    for_blocks([&](int n) {
+      int2 last = document_of(mask, last_row(n));
+      if (last.x >= n * BIAS_ROWS && last.y > last_row(n) + 1) f(n, last);
+    });
+  };
+  for_documents([&](int n, int2 document) { norms[n].threshold() = threshold_of(norms, document, per_unit); });
   // Of a block's queries the first has the largest c, of its keys the last has the smallest.
   for_blocks([&](int n) {
-    int query = n * BIAS_ROWS;
-    int2 own = mask.document(query);
-    double most = threshold(norms, own, per_unit), c_i = mask.exact(query);
-    needed[n].query_stop = first_of(own.x / BIAS_ROWS, n, [&](int block) {
-      return !(c_i - mask.exact(block * BIAS_ROWS + BIAS_ROWS - 1) < most);
-    });
+    int query = n * BIAS_ROWS, first = document_of(mask, query).x / BIAS_ROWS;
+    double most = norms[first].threshold(), c_i = mask.exact(query);
+    needed[n].first_key =
+        BIAS_ROWS * first_of(first, n, [&](int block) { return !(c_i - mask.exact(last_row(block)) < most); });
   });
-  // Where c hardly falls, its rounding may let it rise: of later queries the least, so that both passes agree.
-  for_blocks([&](int n) {
-    int least = n;
-    for (int later = n; later * BIAS_ROWS < mask.document(n * BIAS_ROWS).y; later++)
-      least = min(least, needed[later].query_stop);
-    needed[n].first_key = least * BIAS_ROWS;
+  // Where c hardly falls, its rounding may let it rise: the least of later queries, so that both passes agree.
+  for_documents([&](int n, int2 document) {
+    int least = T;
+    for (int block = (document.y - 1) / BIAS_ROWS; block * BIAS_ROWS >= document.x; block--)
+      least = needed[block].first_key = min(least, needed[block].first_key);
   });
   for_blocks([&](int n) {
-    int stop = mask.document(min(n * BIAS_ROWS + BIAS_ROWS, T) - 1).y;
+    int stop = document_of(mask, last_row(n)).y;
     int beyond = first_of(n + 1, (stop + BIAS_ROWS - 1) / BIAS_ROWS,
                           [&](int block) { return needed[block].first_key > n * BIAS_ROWS; });
     needed[n].query_stop = min(beyond * BIAS_ROWS, stop);
   });
-  if (!tiles) return;
-  Mask all = mask;
+}
+
+// A head of the first B sequences, so that one block adds to a number.
+template <class Mask> __global__ void count_tiles_kernel(float2* tiles, KernelSettings settings, int B, int T) {
+  __shared__ float shared[SEARCH_THREADS / WARP + 1];
+  KernelSettings all = settings;
   all.prunes = false;
-  for_blocks([&](int n) {
-    auto some = mask.key_tiles<BIAS_ROWS>(n * BIAS_ROWS, BIAS_ROWS), seen = all.key_tiles<BIAS_ROWS>(n * BIAS_ROWS, BIAS_ROWS);
-    atomicAdd(&tiles[blockIdx.x].x, some.end() - some.first());
-    atomicAdd(&tiles[blockIdx.x].y, seen.end() - seen.first());
-  });
+  int needed = 0, seen = 0;
+  for (int n = threadIdx.x; n < B * bias_blocks(T); n += SEARCH_THREADS) {
+    size_t head = size_t(n / bias_blocks(T)) * gridDim.x + blockIdx.x;
+    int row = n % bias_blocks(T) * BIAS_ROWS;
+    auto some = Mask(settings, T, head).template key_tiles<BIAS_ROWS>(row, BIAS_ROWS),
+         whole = Mask(all, T, head).template key_tiles<BIAS_ROWS>(row, BIAS_ROWS);
+    needed += some.end() - some.first(), seen += whole.end() - whole.first();
+  }
+  float sums[2] = {float(needed), float(seen)};
+  if constexpr (SEARCH_THREADS > 1)
+    for (float& sum : sums) sum = block_sum(sum, shared), __syncthreads();
+  if (threadIdx.x == 0) tiles[blockIdx.x].x += sums[0], tiles[blockIdx.x].y += sums[1];
 }
 
 template <class T> KernelSettings settings_of(const float* c, const AttentionCall<T>& call) {
@@ -133,15 +156,23 @@ template <class T> KernelSettings settings_of(const float* c, const AttentionCal
 
 }  // namespace
 
-template <class T> void find_needed_tiles(float* c, int2* tiles, const T* qkv, const AttentionCall<T>& call) {
+template <class T>
+void find_needed_tiles(float* c, float2* tiles, const T* qkv, const AttentionCall<T>& call, int counted) {
   if (!call.settings.prunes()) return;
   KernelShape shape = kernel_shape<T>(call, {qkv});
   KernelSettings settings = settings_of(c, call);
-  LAUNCH(block_norms_kernel<T>, dim3(bias_blocks(shape.T), shape.H, shape.B), dim3(NORM_THREADS), 0, call.stream, c,
-         qkv, settings, shape);
-  LAUNCH(needed_tiles_kernel, dim3(shape.H, shape.B), dim3(SEARCH_THREADS), 0, call.stream, c, tiles, settings, shape.T,
-         1 / kind_row(call.settings.kind).unit);
+  auto find = [&]<class Mask>(std::type_identity<Mask>) {
+    LAUNCH((block_norms_kernel<T, Mask>), dim3(bias_blocks(shape.T), shape.H, shape.B), dim3(NORM_THREADS), 0,
+           call.stream, c, qkv, settings, shape);
+    LAUNCH(needed_tiles_kernel<Mask>, dim3(shape.H, shape.B), dim3(SEARCH_THREADS), 0, call.stream, c, settings,
+           shape.T, 1 / kind_row(call.settings.kind).unit);
+    if (tiles)
+      LAUNCH(count_tiles_kernel<Mask>, dim3(shape.H), dim3(SEARCH_THREADS), 0, call.stream, tiles, settings,
+             min(shape.B, counted), shape.T);
+  };
+  if (settings.documents) find(std::type_identity<OwnDocument<Biased>>());
+  else find(std::type_identity<Biased>());
 }
 
-template void find_needed_tiles(float*, int2*, const float*, const AttentionCall<float>&);
-template void find_needed_tiles(float*, int2*, const bf16*, const AttentionCall<bf16>&);
+template void find_needed_tiles(float*, float2*, const float*, const AttentionCall<float>&, int);
+template void find_needed_tiles(float*, float2*, const bf16*, const AttentionCall<bf16>&, int);

@@ -105,7 +105,7 @@ struct AttentionSettings {
   int sink_tokens = 0;
   Documents documents = Documents::joined;  // separate: a row sees keys of its own document alone
   Bias bias = Bias::none;
-  bool prune = true;  // tiles of scores that the bias has made negligible are left out (prune.cuh)
+  bool prune = true;        // tiles of scores that the bias has made negligible are left out (prune.cuh)
   std::string family = "";  // of kernels, by its name (families.h); "": the fastest that was measured
   GateSettings gate = {};
   bool sums_to_1() const { return kind_row(kind).sums_to_1(); }

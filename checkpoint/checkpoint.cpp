@@ -167,7 +167,9 @@ RunState parsed_state(const json& root, const std::string& path) {
   state.spikes.skipped = natural(spikes, "skipped");
   state.matmul_choices = member(root, "matmul_choices", &json::is_string).get<std::string>();
   if (root.contains("products")) state.products = member(root, "products", &json::is_string).get<std::string>();
-  state.config = config_from_json(member(root, "config", &json::is_object), path, {}, false);
+  const json& config = member(root, "config", &json::is_object);
+  state.config = config_from_json(config, path, {}, false);
+  if (!config.contains("/attention/prune"_json_pointer)) state.config.attention.prune = false;  // older runs did not
   return state;
 }
 

@@ -229,13 +229,15 @@ static void print(const ordered_json& report) {
               plural(number(report["sequences"]), "window").c_str(), number(report["sink_rate"]),
               number(report["m_act"]));
   std::printf(
-      " layer | first token  entropy   norm |  zeros  degenerate | tiles |    d50     d90 |  max |x|   median |  gate\n");
+      " layer | first token  entropy   norm |  zeros  degenerate | tiles |    d50     d90 |  max |x|   median |  "
+      "gate\n");
   auto line = [&](const std::string& name, const ordered_json& some, double size, double median, double gate) {
     auto cell = [&](const char* form, const char* field) { return cell_text(form, mean(some, field)); };
-    std::printf("%6s | %s %s %s | %s %s | %s | %s %s | %8.4g %8.3g | %s\n", name.c_str(), cell("%11.4f", "first").c_str(),
-                cell("%8.3f", "entropy").c_str(), cell("%6.3f", "entropy_norm").c_str(), cell("%6.3f", "zeros").c_str(),
-                cell("%11.4f", "degenerate").c_str(), cell("%5.3f", "tiles").c_str(), cell("%6.1f", "d50").c_str(), cell("%7.1f", "d90").c_str(), size,
-                median, cell_text("%5.3f", gate).c_str());
+    std::printf("%6s | %s %s %s | %s %s | %s | %s %s | %8.4g %8.3g | %s\n", name.c_str(),
+                cell("%11.4f", "first").c_str(), cell("%8.3f", "entropy").c_str(),
+                cell("%6.3f", "entropy_norm").c_str(), cell("%6.3f", "zeros").c_str(),
+                cell("%11.4f", "degenerate").c_str(), cell("%5.3f", "tiles").c_str(), cell("%6.1f", "d50").c_str(),
+                cell("%7.1f", "d90").c_str(), size, median, cell_text("%5.3f", gate).c_str());
   };
   double median = 0;
   for (size_t l = 0; l < layers.size(); l++) {

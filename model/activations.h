@@ -145,7 +145,7 @@ template <class Real> struct Buffers {
   float2* rope;       // [longest length, D/2]
   int2* documents;    // [N] of the rows at work (AttentionCall::documents), or nullptr
   float* loss_sum;    // [1]
-  int2* tiles;        // [L, H] of the step at work (find_needed_tiles()), or nullptr
+  float2* tiles;      // [L, H] of the step at work (find_needed_tiles()), or nullptr
   float* statistics;  // of diagnose()
   Activations<Real> training, evaluation;
   Real* dx;         // [N, C]  gradient of the residual stream, carried from the last layer to the first

@@ -15,7 +15,7 @@ double needed_share(std::span<const TileCount> tiles) {
 double flops_per_token(const Config& config, const std::vector<int>& documents, std::span<const TileCount> tiles) {
   const Config::Model& m = config.model;
   double parameters = double(parameter_count(config)), full = double(m.context) * (m.context + 1.0) / 2;
-  double context = 0;  // keys of all rows of a sequence
+  double context = 0;                                              // keys of all rows of a sequence
   if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
   for (int l = 0; l < m.layers; l++) {
     AttentionSettings a = config.layer(l).attention;

@@ -1,5 +1,6 @@
 // attention_diagnose() and gate_statistics() against float64 references that hold whole rows of weights, by the rule of
 // test/support/compare.h; closed forms of uniform scores; equal bits.
+#include "attention/prune.cuh"
 #include "test/attention/attention_reference.h"
 #include "test/attention/gate_reference.h"
 
@@ -30,6 +31,7 @@ template <class T> struct Diagnosed {
     call.family = "general";
     if (s.sink == Sink::learned) call.sink = sink;
     if (s.bias != Bias::none) call.bias = c;
+    find_needed_tiles<T>(c, nullptr, in, call);
     attention_forward<T>(out, stats, in, call, true);
     attention_diagnose<T>(rows, stats, in, call);
     statistics = rows.download();

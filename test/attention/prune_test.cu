@@ -44,7 +44,8 @@ Needed find(const Case& x, AttentionSettings settings = {}) {
   found.setup.spans = x.spans;
   std::vector<float> qkv(shape.qkv_size());
   for (int t = 0; t < x.T(); t++)
-    qkv[shape.qkv(0, t, 0, 0, t % D)] = x.q[t] / float(kind_row(settings.kind).unit), qkv[shape.qkv(0, t, 1, 0, t % D)] = x.k[t];
+    qkv[shape.qkv(0, t, 0, 0, t % D)] = x.q[t] / float(kind_row(settings.kind).unit),
+                                  qkv[shape.qkv(0, t, 1, 0, t % D)] = x.k[t];
   DeviceArray<float> c(found.c), in(qkv);
   DeviceArray<int2> documents(x.spans);
   AttentionCall<float> call = found.setup.call<float>(shape);
@@ -74,13 +75,15 @@ double most_left_out(const Case& x, const Needed& found) {
     most = std::max(most, left_out);
     if (i % BIAS_ROWS || first / BIAS_ROWS == block) continue;
     double reach = 2 * qk + std::log(span.y - span.x) + 17, last = x.c[first + BIAS_ROWS - 1];
-    EXPECT_LT(last - x.c[i], reach * 1.001 + 1e-3) << x.name << ": row " << i << " needs no key up to those of " << first;
+    EXPECT_LT(last - x.c[i], reach * 1.001 + 1e-3)
+        << x.name << ": row " << i << " needs no key up to those of " << first;
   }
   for (int query = 0; query < blocks; query++)
     for (int key = 0; key <= query; key++) {
       int2 span = x.span(query * BIAS_ROWS);
       if (key * BIAS_ROWS + BIAS_ROWS - 1 < span.x) continue;
-      EXPECT_EQ(found.of_block(query, T).first_key <= key * BIAS_ROWS, query * BIAS_ROWS < found.of_block(key, T).query_stop)
+      EXPECT_EQ(found.of_block(query, T).first_key <= key * BIAS_ROWS,
+                query * BIAS_ROWS < found.of_block(key, T).query_stop)
           << x.name << ": queries " << query << " and keys " << key;
     }
   return most;
@@ -136,7 +139,9 @@ TEST(Prune, TheBoundIsThatOfTheWorstRow) {
   for (double more : {-9.0, -7.0, -4.0, -1.0, -0.05, 0.3, 2.0}) {
     double reach = 2 * 3 * 2 + std::log(T) + 17;
     Case x{format("%g beyond the bound", more), std::vector<float>(T, 3), std::vector<float>(T, 2),
-           falling(T, [&](int t) { return t == half ? reach + more : t > half ? 20 : 0; })};
+           falling(T, [&](int t) { return t == half  ? reach + more
+                                          : t > half ? 20
+                                                     : 0; })};
     Needed found = find(x);
     double most = most_left_out(x, found);
     EXPECT_LT(most, 0x1p-24) << x.name;
@@ -227,11 +232,12 @@ TYPED_TEST(PruneTest, ResultsAreThoseOfAllKeys) {
     auto qkv = random_qkv<T>(shape, 3 + n), dout = random_normal<T>(shape.out_size(), 40 + n);
     DeviceArray<T> in(qkv);
     DeviceArray<float> c(as_kernels_read(bias, shape, s.kind, s.spans));
-    DeviceArray<int2> documents(s.spans), tiles(std::vector<int2>(shape.H, {1, 2}));
+    DeviceArray<int2> documents(s.spans);
+    DeviceArray<float2> tiles(std::vector<float2>(shape.H, {1, 2}));
     AttentionCall<T> call = s.call<T>(shape);
     call.bias = c, call.documents = documents;
     find_needed_tiles<T>(c, tiles, in, call);
-    for (int2 of_head : tiles.download()) EXPECT_LT(of_head.x, 0.8 * of_head.y) << n;
+    for (float2 of_head : tiles.download()) EXPECT_LT(of_head.x, 0.8 * of_head.y) << n;
     Comparison<T> comparison(describe(s, shape));
     comparison.add(s, shape, qkv, dout, {}, 0, bias);
     comparison.compare();
