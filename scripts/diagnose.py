@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the results of ./train --diagnostics for several runs, and prints them as a Markdown table.
 
-    python3 scripts/diagnose.py runs/a runs/b [--out FILE.png] [--length 1024]
+    python3 scripts/diagnose.py runs/a runs/b [--out FILE.png] [--length 1024] [--csv DIR]
 
 docs/evaluating.md says what the numbers are. All are of the last step with diagnostics, at the trained length or the
 shortest that all runs have (--length: another). Without --out the picture is RUN/diagnostics.png of the first run.

@@ -6,6 +6,7 @@
 
 docs/comparing.md says what becomes a curve. Needs PyTorch with tensorboard, or tensorboardX; or wandb.
 """
+import collections
 import glob
 import importlib
 import os
@@ -14,36 +15,54 @@ from lib import metrics
 from lib.common import ArgumentParser, run as run_main, stop
 
 
+def numbers(values):
+  return {name: value for name, value in values.items() if metrics.finite(value) is not None}
+
+
+def losses(row):
+  kind = row["type"] + "/suffix" * (row["mode"] == "suffix")
+  keys = "loss", "last_loss", "bits_per_byte", "accuracy", "exact"
+  return numbers({f"{kind}/{key}/{row['length']}": row.get(key) for key in keys})
+
+
+def of_series(run):
+  """The run's losses of the series that it is evaluated in while training, else of the last, in each mode."""
+  found = []
+  for mode in ("windows", "suffix"):
+    rows = run.losses(mode)
+    while_training = [row for row in rows if row["type"] == "val"] or rows
+    found += [row for row in rows if row["series"] == while_training[-1]["series"]]
+  return sorted(found, key=lambda row: (row["step"], row.get("time") or 0))
+
+
 def points(run):
   """(axis, place on it, Unix time or None, {name: value}) of every line that is the run's own."""
-  found = [("step", line["step"], line.get("time"),
-            {f"{line['type']}/{key}": value for key, value in line.items() if key not in ("step", "time")})
-           for line in run.lines]
+  names = lambda row: {f"{row['type']}/{key}": value for key, value in row.items()
+                       if key not in ("step", "time", "config")}
+  found = [("step", row["step"], row.get("time"), numbers(names(row))) for row in run.lines]
   # By step: libraries call the point that comes last the newest.
-  found += [("step", e.step, e.time, losses(e))
-            for e in sorted(run.evaluations + run.suffixes, key=lambda e: (e.step, e.time or 0))]
-  found += [("step", step, time, {f"learned/{name}/{layer}/{head}": value for name, layers in learned.items()
-                                  for layer, heads in enumerate(layers) for head, value in enumerate(heads)})
-            for step, (time, learned) in sorted(run.learned.items())]
-  found += [("position", last, e.time, {f"eval/by_position/{length}": loss})
-            for length, e in run.row.items() for loss, last in zip(e.by_position, e.edges[1:])]
-  numbers = lambda values: {name: value for name, value in values.items() if metrics.finite(value) is not None}
-  found = [(axis, place, metrics.finite(time), numbers(values)) for axis, place, time, values in found]
+  found += [("step", row["step"], row.get("time"), losses(row)) for row in of_series(run)]
+  found += [("step", step, time, numbers({f"learned/{name}/{layer}/{head}": value
+                                          for name, layers in learned.items() for layer, heads in enumerate(layers)
+                                          for head, value in enumerate(heads)}))
+            for step, time, learned in sorted(run.learned, key=lambda item: item[0])]
+  found += [("position", last, row.get("time"), numbers({f"eval/by_position/{row['length']}": loss}))
+            for row in newest(run, "windows") for loss, last in zip(row["by_position"], row["position_edges"][1:])]
   return [point for point in found if point[3]]
 
 
-def losses(evaluation):
-  kind = evaluation.type + "/suffix" * bool(evaluation.targets)
-  numbers = {key: getattr(evaluation, key) for key in ("loss", "last_loss", "bits_per_byte", "accuracy", "exact")}
-  return {f"{kind}/{key}/{evaluation.length}": number for key, number in numbers.items() if number is not None}
+def newest(run, mode):
+  """The losses of the newest step."""
+  rows = [row for row in of_series(run) if row["mode"] == mode]
+  step = max((row["step"] for row in rows), default=None)
+  return {row["length"]: row for row in rows if row["step"] == step}.values()
 
 
 def last(run):
-  """The losses that runs are sorted by: those of the row and of the contexts, and the last in training."""
+  """The losses that runs are sorted by: the newest of each length, and the last in training."""
   result = {"last/train/loss": loss for _, loss in run.train()[-1:]}
-  of_row = [e for e in run.evaluations if e.step == run.step()]
-  for e in of_row + [*run.contexts.values()]:
-    result.update((f"last/{name}", value) for name, value in losses(e).items())
+  for row in [*newest(run, "windows"), *newest(run, "suffix")]:
+    result.update((f"last/{name}", value) for name, value in losses(row).items())
   return result
 
 
@@ -107,8 +126,10 @@ def main():
   for run in runs:
     if not points(run):
       stop(f"{run.folder}/metrics.jsonl holds nothing to export yet")
-    if run.note():
-      print(run.note())
+    left_out = run.left_out + collections.Counter(f"of the weights of {row['weights.run']}" for row in run.foreign)
+    left_out["of another series"] = len(run.losses("windows") + run.losses("suffix")) - len(of_series(run))
+    if what := ", ".join(f"{number} {why}" for why, number in left_out.items() if number):
+      print(f"{run.label}: evaluations left out: {what}")
   try:
     if arguments.to == "wandb":
       to_wandb(runs, arguments.project)

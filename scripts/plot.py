@@ -2,6 +2,7 @@
 """Draws one or several runs over each other, and prints their losses as Markdown tables.
 
     python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief] [--unit bits_per_byte] [--baseline runs/b]
+                            [--csv DIR] [--latex DIR]
 
 The picture shows the loss by step, by length and by position, differences, tasks, the loss of the same targets by
 context, gradient norm, learning rate and speed; --brief draws only the first two. docs/comparing.md says what is
@@ -23,16 +24,15 @@ def main():
   parser.add_argument("--brief", action="store_true", help="draw the losses only")
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")
   sections.add_baseline(parser)
-  arguments = parser.parse_args()
-  runs = sections.read_runs(arguments.runs, CURVES, LENGTHS, CONTEXTS)
-  view = sections.View(runs, arguments.baseline, arguments.unit)
-  by_step = [functools.partial(draw_losses, view)] * any(map(CURVES.has, runs))
-  others = [panel for section in (LENGTHS, TASKS, CONTEXTS, STABILITY, SPEED) for panel in section.panels(view)]
-  panels = [*by_step, *others[:1 if arguments.brief else None]]
-  known = all(any(run.row or run.contexts for run in variant.runs) for variant in view.variants)  # in the legend below
-  inside = panels[0] if len(view.variants) <= 8 or not known else None
-  sections.show(view, (LENGTHS, CONTEXTS, SETTINGS), arguments.out, "loss.png",
-                lambda: sections.figure(view, panels, others[0], inside))
+  args = parser.parse_args()
+  view = sections.View(sections.read_runs(args.runs, CURVES, LENGTHS, CONTEXTS), args.baseline, args.unit)
+
+  def draw(found):
+    by_step = [functools.partial(draw_losses, view)] * bool(CURVES.content(view)[1])
+    more = [panel for section in (TASKS, STABILITY, SPEED) for panel in section.content(view)[1]]
+    others = [*found["lengths"], *found["contexts"], *more]
+    return sections.figure(view, [*by_step, *others[:1 if args.brief else None]], next(iter(others), None))
+  sections.show(view, args, (LENGTHS, CONTEXTS, SETTINGS), "loss.png", draw)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ phase "results"
 model=$(checkpoint "${runs[-1]}")
 printf '\nA sample from %s:\n\n' "$model"
 ./train configs/quickstart.json --set init="$model" --set attention.variant="$variant" --generate "In the beginning"
-report=$("$python" scripts/report.py "${runs[@]}" --out runs/quickstart.html --title "Quick start")
+report=$("$python" scripts/report.py "${runs[@]}" --out runs/quickstart.md --title "Quick start")
 phases
 if [ -n "$expected" ]; then
   printf '\nIs this right? The same with other seeds, and these runs:\n\n'

@@ -7,7 +7,6 @@ import re
 import sys
 import textwrap
 
-from lib import variants
 from lib.common import UserError, check_output, stop
 
 WITHOUT_MATPLOTLIB = (f"{sys.executable} has no matplotlib; {sys.executable} -m pip install matplotlib, or use "
@@ -71,15 +70,27 @@ def note(axes, text, y=0.5):
             fontsize=None if y == 0.5 else 8.5)
 
 
-def mean_line(axes, curves: list[list[tuple]], look: dict[str, str], at=lambda x: x, **how) -> bool:
-  """The mean of a variant's curves [(x, y)], and their range over the seeds. Whether there is any."""
-  points = [(at(x), *values) for x, *values in variants.over_seeds(curves)]
-  if points:
-    x, mean, least, most = zip(*points)
-    axes.plot(x, mean, **{"markersize": 4, "linewidth": 1.4, **look, **how})
-    if len(curves) > 1 and how.get("linestyle") != "":
-      axes.fill_between(x, least, most, color=look["color"], alpha=0.18, linewidth=0)
-  return bool(points)
+def over_seeds(rows, x, y):
+  """mean, min and max of y at every x that all runs have: a DataFrame by x. rows: with a column `run`."""
+  found = rows.dropna(subset=[y]).groupby(x)[y].agg(["mean", "min", "max", "count"])
+  return found[found["count"] == rows["run"].nunique()]
+
+
+def mean_line(axes, rows, x, y, look, at=None, **how) -> bool:
+  """The mean of a variant's runs, and their range, by x; drawn at the mean of the column `at`. Whether there is any."""
+  points = over_seeds(rows, x, y)
+  if len(points):
+    places = rows.groupby(x)[at].mean().loc[points.index] if at and at != x else points.index
+    axes.plot(places, points["mean"], **{"markersize": 4, "linewidth": 1.4, **look, **how})
+    if rows["run"].nunique() > 1 and how.get("linestyle") != "":
+      axes.fill_between(places, points["min"], points["max"], color=look["color"], alpha=0.18, linewidth=0)
+  return len(points) > 0
+
+
+def mean_lines(axes, view, rows, x, y, **how):
+  """Of each variant of a view. rows: with a column `variant` too."""
+  for variant, look in view.looks.items():
+    mean_line(axes, rows[rows["variant"] == variant], x, y, look, **how)
 
 
 def apart(lengths: list[int], number: int, count: int) -> list[float]:
@@ -128,27 +139,68 @@ def legend_below(axes):
   if labels := axes.get_legend_handles_labels()[1]:
     longest = max(len(line) for label in labels for line in label.split("\n"))
     columns = min(3 if longest < 20 else 2 if longest < 45 else 1, len(labels))
-    below = axes.bbox.y0 - axes.xaxis.get_tightbbox(axes.figure.canvas.get_renderer()).y0  # ticks and label, in pixels
-    legend(axes, loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=below * 7.2 / axes.figure.dpi + 0.7,
-           ncol=columns)
+    ticks = axes.xaxis.get_tightbbox(axes.figure.canvas.get_renderer())
+    below = axes.bbox.y0 - ticks.y0  # ticks and label, in pixels
+    legend(axes, loc="upper center", bbox_to_anchor=(0.5, 0), ncol=columns,
+           borderaxespad=below * 7.2 / axes.figure.dpi + 0.7)
     lines = -(-len(labels) // columns) * max(label.count("\n") + 1 for label in labels)
     width, height = axes.figure.get_size_inches()
     axes.figure.set_size_inches(width, height + 0.2 * max(0, lines - 2))
 
 
-def picture(panels, below, inside=None):
-  """The figure. panels: functions that draw on given axes. below, inside: the panels that have a legend there."""
+NAMED = 6  # lines that a legend tells apart
+
+
+def name_ends(axes):
+  """Writes the name of each line at its end, from top to bottom as the lines are, without overlaps."""
+  handles, labels = axes.get_legend_handles_labels()
+  lines = [handle[0] if isinstance(handle, tuple) else handle for handle in handles]
+  of_line = {label: line.get_xydata()[-1] for line, label in zip(lines, labels) if len(line.get_xydata())}
+  to_axes = lambda point: axes.transAxes.inverted().transform(axes.transData.transform(point))[1]
+  order = sorted(of_line, key=lambda label: to_axes(of_line[label]))
+  height = 72 * axes.get_position().height * axes.figure.get_figheight()  # in points
+  room = min(11 / height, 1.04 / len(order))
+  places = [min(max(to_axes(of_line[label]), 0), 1) for label in order]
+  for number in range(1, len(places)):
+    places[number] = max(places[number], places[number - 1] + room)
+  over = max(0, places[-1] - 1.02)
+  for number in reversed(range(len(places))):  # back from the top
+    above = places[number + 1] - room if number + 1 < len(places) else 1.02
+    places[number] = min(places[number], above) if over else places[number]
+  for label, place in zip(order, places):
+    colour = next(line.get_color() for line, other in zip(lines, labels) if other == label)
+    short = label.strip().replace("\n", " ")
+    axes.annotate(short if len(short) <= 40 else short[:37] + "...", of_line[label], (1.03, place), color=colour,
+                  textcoords=axes.transAxes, va="center", fontsize=8, annotation_clip=False,
+                  arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5)})
+
+
+def picture(panels, below=None):
+  """The figure. panels: functions that draw on given axes. Of up to NAMED lines the first panel, or `below`, has a
+  legend; more are named at their ends in every panel."""
   pyplot = load_pyplot()
   columns = min(3, len(panels))
   rows = -(-len(panels) // columns)
-  figure, grid = pyplot.subplots(rows, columns, figsize=({1: 7, 2: 11}.get(columns, 5 * columns), 4.2 * rows),
-                                 constrained_layout=True, squeeze=False)
+  size = {1: 7, 2: 11}.get(columns, 5 * columns), 4.2 * rows
+  figure, grid = pyplot.subplots(rows, columns, figsize=size, constrained_layout=True, squeeze=False)
+  most = 0
   for axes, draw in zip(grid.flat, panels):
     draw(axes)
-    if draw is below:
+    labelled = 0 if axes.get_legend() else len(axes.get_legend_handles_labels()[1])
+    if labelled > NAMED and not axes.patches:
+      name_ends(axes)
+      most = max(most, labelled)
+    elif draw is (below if below in panels else panels[0]):
       legend_below(axes)
-    elif draw is inside:
-      legend(axes, loc="best")
+  if most:  # room for the names
+    figure.set_size_inches(size[0] * 1.35, max(size[1], rows * (1 + 0.19 * min(most, 40))))
   for axes in grid.flat[len(panels):]:
     axes.axis("off")
   return figure
+
+
+def mark_contexts(axes, contexts):
+  for context in contexts:
+    axes.axvline(context, color="#888888", linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate("trained length", (context, 1), xycoords=("data", "axes fraction"), xytext=(4, -2),
+                  textcoords="offset points", va="top", fontsize=8.5, color="#666666")

@@ -1,8 +1,11 @@
-"""Markdown tables, for every script that prints or writes one. Standard library only."""
+"""Tables: Markdown of rows, for every script that prints one; and tables of runs, also as CSV and LaTeX."""
 from __future__ import annotations
 import html
+import os
 import re
-from typing import Callable, Iterable
+from typing import Callable, Iterable, NamedTuple
+
+from lib import metrics, variants
 
 
 class Bold(str):
@@ -20,6 +23,13 @@ def escaped(text: str) -> str:
   return re.sub(r"[\\`*\[\]|$~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
+def in_latex(text: str) -> str:
+  special = {**{character: "\\" + character for character in "&%$#_{}"}, "\\": r"\textbackslash{}",
+             "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", "±": r"$\pm$"}
+  text = " ".join(text.splitlines()).translate(str.maketrans(special))
+  return text
+
+
 class Table(str):
   """A table in Markdown, with its cells as .head and .rows."""
 
@@ -33,7 +43,95 @@ def markdown(head: list, rows: list[list], shown: Callable[[str], str] = in_cell
   return result
 
 
+def latex(head: list, rows: list[list]) -> str:
+  cell = lambda text: rf"\textbf{{{in_latex(text)}}}" if isinstance(text, Bold) else in_latex(str(text))
+  line = lambda cells: " & ".join(map(cell, cells)) + r" \\"
+  body = [line(head), r"\hline", *map(line, rows)]
+  return "\n".join([rf"\begin{{tabular}}{{{'l' + 'r' * (len(head) - 1)}}}", *body, r"\end{tabular}", ""])
+
+
 def of_columns(items: Iterable, columns: dict[str, str | Callable]) -> Table:
-  """A row for each item. columns: {title: the function that makes an item's cell, or the format of its fields}."""
+  """A row for each item. columns: {title: the function that makes its cell, or the format of its fields}."""
   cell = lambda item, text: text.format(**item) if isinstance(text, str) else text(item)
   return markdown([*columns], [[cell(item, text) for text in columns.values()] for item in items])
+
+
+# -------------------------------------------------------------------------------------------------------- of runs
+
+class Column(NamedTuple):
+  title: str
+  key: object  # the column of the frame
+  digits: str = "{:.3f}"
+  better: str = ""  # "min" or "max", of a number whose best is in bold
+  share: bool = False  # between 0 and 1, as numbers in % always are
+
+
+class Frame(NamedTuple):
+  """A table of a section: its texts, and the same as numbers, where means have a column "TITLE ±" beside them."""
+  name: str
+  texts: object  # DataFrames
+  numbers: object
+
+  def parts(self):
+    return [*map(str, self.texts.columns)], self.texts.values.tolist()
+
+  def write(self, csv: str | None, latex_: str | None):
+    """Files called after it in these folders."""
+    if csv:
+      self.numbers.to_csv(os.path.join(csv, self.name + ".csv"), index=False)
+    if latex_:
+      with open(os.path.join(latex_, self.name + ".tex"), "w", encoding="utf-8") as file:
+        file.write(latex(*self.parts()))
+
+
+def of_texts(name: str, head: list[str], rows: list[list]) -> Frame:
+  frame = metrics.load_pandas().DataFrame(rows, columns=head)
+  return Frame(name, frame, frame)
+
+
+def best_of(rows, by: str, column: Column) -> list:
+  """The groups whose means are in bold: the best, and all whose difference from it, paired by seed, has an interval
+  that holds 0; none unless each group shares three seeds with the best, as fewer say too little."""
+  by_seed = rows.dropna(subset=[column.key]).pivot(index="seed", columns=by, values=column.key)
+  means = by_seed.mean()
+  if means.nunique() < 2:
+    return []
+  best = means.idxmin() if column.better == "min" else means.idxmax()
+  gaps = {group: by_seed[group].sub(by_seed[best]).dropna().tolist() for group in by_seed}
+  if any(len(gap) < 3 for gap in gaps.values()):
+    return []
+  return [group for group, gap in gaps.items()
+          if abs(sum(gap) / len(gap)) <= metrics.half_width(gap)]
+
+
+def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[str] = (),
+              bold: bool = False) -> Frame:
+  """A line for each group of the rows, which are a DataFrame, by these of its columns, which head names. A cell has
+  the mean of the column's value over the group, or the texts that differ; a column without values is left out."""
+  pandas = metrics.load_pandas()
+  groups = rows.groupby(by if by[1:] else by[0], sort=False, dropna=False)
+  texts = {title: [] for title in head or by}
+  for key, _ in groups:
+    for title, value in zip(texts, key if by[1:] else [key]):  # pandas makes floats of columns that lack some
+      texts[title].append(int(value) if isinstance(value, float) and value.is_integer() else
+                          "-" if value != value else value)
+  frames = {"texts": texts, "numbers": dict(texts)}
+  for title, key, digits, better, share in columns:
+    if key not in rows or rows[key].isna().all():
+      continue
+    found = [group[key].dropna().tolist() for _, group in groups]
+    if isinstance(next(filter(None, found))[0], str):
+      made = [", ".join(dict.fromkeys(values)) or "-" for values in found]
+      frames["texts"][title] = frames["numbers"][title] = made
+      continue
+    share = share or "%" in digits
+    made = [variants.mean_text(values, digits, len(group), exact=True, share=share)
+            for values, (_, group) in zip(found, groups)]
+    if bold and better:
+      best = best_of(rows, by[0], Column(title, key, digits, better))
+      made = [Bold(text) if group in best else text for text, (group, _) in zip(made, groups)]
+    frames["texts"][title] = made
+    frames["numbers"][title] = [sum(values) / len(values) if values else None for values in found]
+    if any(len(values) > 1 for values in found):
+      frames["numbers"][f"{title} ±"] = [metrics.half_width(values) if values else None for values in found]
+  return Frame(name, *(pandas.DataFrame(frames[kind]) for kind in ("texts", "numbers")))

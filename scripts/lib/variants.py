@@ -1,4 +1,4 @@
-"""Runs that differ in the seed alone are one variant: one label, look and line everywhere. Standard library only."""
+"""Runs that differ in the seed alone are one variant: one label, look and line everywhere."""
 from __future__ import annotations
 import json
 import os
@@ -10,13 +10,15 @@ from lib.common import UserError, read_json
 UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs that differ by seed only
 COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]
 LINES, MARKERS = ["-", "--", ":", "-."], "os^Dv<P>"
-LOOKS = len(COLOURS) * len(LINES)
+LOOKS = len(COLOURS) * len(MARKERS)
 
 
 def look(number: int) -> dict[str, str]:
-  """Of a line: a colour, and for prints in grey a style and a marker. No two are alike up to LOOKS."""
+  """Of a line. No two have the same colour and marker up to LOOKS, nor, for prints in grey, the same style and
+  marker up to half of that."""
   turn, colour = divmod(number, len(COLOURS))
-  return {"color": COLOURS[colour], "linestyle": LINES[(colour + turn) % len(LINES)], "marker": MARKERS[colour]}
+  return {"color": COLOURS[colour], "linestyle": LINES[turn % len(LINES)],
+          "marker": MARKERS[(colour + turn) % len(MARKERS)]}
 
 
 def without_seed(run: metrics.Run, text: str) -> str:
@@ -32,6 +34,8 @@ def settings(run: metrics.Run) -> dict[str, object]:
     config.pop("content.init", None)  # another one for each seed
   return {**config, "init": common}
 
+
+# ----------------------------------------------------------------------------------------- what a sweep says of a run
 
 def note_file(folder: str) -> str:
   """Where scripts/sweep.py keeps what it knows of a run: why it has diverged, and its labels."""
@@ -56,10 +60,13 @@ def note(folder: str) -> dict:
   """{"sweep", "label", "place": of its combination in the sweep}, or {} for a run of no sweep."""
   found = read_note(folder)
   try:
-    return {"sweep": found["sweep"], "label": ", ".join(found["labels"]), "place": int(found["place"])}
+    label = ", ".join(found["labels"])
+    return {"sweep": found["sweep"], "label": label, "place": int(found["place"])}
   except (ValueError, LookupError, TypeError):
     return {}
 
+
+# ----------------------------------------------------------------------------------------------------------- variants
 
 class Variant:
   def __init__(self, runs):
@@ -78,20 +85,23 @@ def of(runs: list[metrics.Run]) -> list[Variant]:
   """The variants of these runs: lists that differ in the seed, also of the run that they began with, and in nothing
   else that matters. Those of one sweep are in its order, and are called as in its tables, unless two would have one
   label."""
-  groups = []
+  groups = {}
   for run in runs:
     rest = {key: value for key, value in settings(run).items() if not key.startswith(UNIMPORTANT)}
-    same = [group for known, group in groups if known == rest and run.seed() not in {other.seed() for other in group}
-            and not (run.own and group[0].own and run.own.series != group[0].own.series)]
-    if same:
-      same[0].append(run)
-    else:
-      groups.append((rest, [run]))
-  found = [Variant(group) for _, group in groups]
+    of_rest = [group for key, group in groups.items() if key[0] == json.dumps(rest, sort_keys=True)]
+    free = [group for group in of_rest if run.seed() not in {other.seed() for other in group}
+            and len({other.own.row["series"] for other in [run, *group] if other.own}) < 2]
+    group = free[0] if free else groups.setdefault((json.dumps(rest, sort_keys=True), len(of_rest)), [])
+    group.append(run)
+  found = [Variant(group) for group in groups.values()]
   titles = [variant.title for variant in found]
   for variant, title in zip(found, titles):
     if titles.count(title) > 1:
       variant.call(variant.name)
+  labels = [variant.label for variant in found]
+  for variant, label in zip(found, labels):
+    if labels.count(label) > 1:
+      variant.call(variant.runs[0].label)
   places = [variant.note.get("place") for variant in found]
   one_sweep = len({variant.note.get("sweep") for variant in found}) == 1 and None not in places
   if one_sweep:
@@ -111,25 +121,18 @@ def baseline(runs: list[metrics.Run], wanted: str | None) -> metrics.Run:
   raise UserError(f"--baseline {wanted}: must be one of {', '.join(run.folder for run in runs)}")
 
 
-def mean_text(values: list[float], digits: str = "{:.3f}", seeds: int = 0, exact: bool = False,
-              share: bool = False) -> str:
+def mean_text(values, digits: str = "{:.3f}", seeds: int = 0, exact: bool = False, share: bool = False) -> str:
   """The mean over the seeds with its 95% interval; "-" without values. seeds: how many there should be. exact: equal
   values are exact, and have no interval. share: the values lie between 0 and 1, which an interval of two
   seeds may not."""
+  values = list(values)
   if not values:
     return "-"
-  mean, found = metrics.mean(values), f" ({len(values)} of {seeds} seeds)" * (len(values) < seeds)
+  mean = sum(values) / len(values)
+  missing = f" ({len(values)} of {seeds} seeds)" * (len(values) < seeds)
   text = (digits if abs(mean) < 1e15 else "{:.3g}").format(mean)
   if exact and len(set(values)) == 1:
-    return text + found
+    return text + missing
   if share and len(values) == 2 and metrics.half_width(values) > min(mean, 1 - mean):
-    return text + " (2 seeds are too few for an interval)" + found
-  return text + metrics.plus_minus(values, re.sub(r"\.\dg", ".2g", digits.replace("+", ""))) + found
-
-
-def over_seeds(curves: list[list[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
-  """[(x, mean, least, most)] at every x that all curves [(x, y)] have."""
-  tables = [dict(curve) for curve in curves if curve]
-  common = sorted(set.intersection(*map(set, tables))) if tables else []
-  values = {x: [table[x] for table in tables] for x in common}
-  return [(x, metrics.mean(values[x]), min(values[x]), max(values[x])) for x in common]
+    return text + " (2 seeds are too few for an interval)" + missing
+  return text + metrics.plus_minus(values, re.sub(r"\.\dg", ".2g", digits.replace("+", ""))) + missing

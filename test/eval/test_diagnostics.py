@@ -6,7 +6,8 @@ import struct
 from support.scripts import SCRIPTS  # noqa: F401: on the path
 from support.workspace import Workspace, floats, read_safetensors, shard, write_safetensors
 
-from lib import metrics  # from SCRIPTS
+from lib import metrics, section_answers  # from SCRIPTS
+from lib.sections import View
 
 HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "max", "reach", "distance",
         "d50", "d90"}
@@ -40,19 +41,23 @@ class Diagnostics(Workspace):
     self.assertRegex(said, r"\n  mean \|           -        -      - \|")
     self.assertNotIn("nan", said)
 
+  def shown(self, name):
+    """{length: entropy} of the diagnostics that scripts show of a run."""
+    rows = section_answers.diagnosed(View([metrics.Run(self.path("runs", name))]))
+    return dict(zip(rows["length"], rows["entropy"]))
+
   def test_windows_are_named_and_not_mixed(self):
     self.ok("--diagnostics", "--lengths", "16,64")
-    plain = metrics.Run(self.path("runs/tiny")).diagnostics
+    plain = self.shown("tiny")
     self.ok("--diagnostics", "--lengths", "16,64", eval__window=8)
     lines = self.metrics(kind="diagnostics")
     self.assertEqual([line.get("window") for line in lines], [None, None, None, 8])
     self.assertEqual(lines[3]["sink_tokens"], 0)
     self.assertNotEqual(lines[1]["entropy"], lines[3]["entropy"])
-    self.assertEqual([d.entropy for d in metrics.Run(self.path("runs/tiny")).diagnostics.values()],
-                     [d.entropy for d in plain.values()])
+    self.assertEqual(self.shown("tiny"), plain)
     self.ok("--diagnostics", "--lengths", "16,64", name="trained", attention__window=8)
     self.assertEqual([line["window"] for line in self.metrics("trained", "diagnostics")], [8, 8])
-    self.assertEqual(list(metrics.Run(self.path("runs/trained")).diagnostics), [16, 64])
+    self.assertEqual([*self.shown("trained")], [16, 64])
 
   def test_a_fresh_model_is_uniform(self):
     done = self.ok("--diagnostics", "--lengths", "16,300", eval__tokens=1, data__train="absent")

@@ -11,7 +11,8 @@ ASK = {"eval__every": 1, "train__steps": 1, "checkpoint__at_end": True, "eval__l
 
 class Ids(Workspace):
   def ids(self, run="tiny", kind="eval"):
-    return [row["id"] for row in metrics.load(self.path("runs", run)).evaluations if row["type"] == kind]
+    rows = metrics.load(self.path("runs", run)).evaluations
+    return rows[rows["type"] == kind]["id"].tolist()
 
   def asked(self, name, *flags, **changes):
     """Of an evaluation of the run's random weights."""
@@ -54,7 +55,7 @@ class Ids(Workspace):
     longest = [ids[-1] for ids in found.values()]
     self.assertEqual(len(set(longest)), len(cases), found)
     self.assertTrue(all(short != long for short, long in found.values()), found)  # the length
-    series = {name: {row["series"] for row in metrics.load(self.path("runs", name)).evaluations} for name in cases}
+    series = {name: {*metrics.load(self.path("runs", name)).evaluations["series"]} for name in cases}
     self.assertEqual(({len(of_run) for of_run in series.values()}, len(set.union(*series.values()))), ({1}, len(cases)))
 
   def test_other_evaluations_have_one_too(self):
@@ -71,9 +72,9 @@ class Ids(Workspace):
     self.ok(**ASK)
     self.ok("--eval", "--resume", **ASK)
     training, evaluations = metrics.load(self.path("runs/tiny"))
-    self.assertEqual([row["step"] for row in training], [1])
-    self.assertFalse([row for row in training + evaluations for value in row.values() if isinstance(value, dict)])
-    row = evaluations[-1]
+    self.assertEqual(training["step"].tolist(), [1])
+    self.assertFalse([value for value in evaluations.values.ravel() if isinstance(value, dict)])
+    row = evaluations.iloc[-1]
     self.assertEqual((row["weights.run"], row["of.precision"], row["of.data"][0]["name"]), ("tiny", "fp32", "val.bin"))
     checkpoint = [json.loads(line) for line in self.text_of("runs/tiny/metrics.jsonl").splitlines()
                   if '"start"' in line][-1]["identity"]["checkpoint"]

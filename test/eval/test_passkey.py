@@ -10,6 +10,7 @@ from support.scripts import ScriptTest
 from support.workspace import TRAIN, Workspace, shard
 
 from lib import metrics, section_answers, shards  # from SCRIPTS
+from lib.sections import View
 
 COMPACT = {"passkey__form": "compact", "passkey__trials": 3, "passkey__depths": 3}
 KEYS = {"type", "step", "form", "length", "trials", "depths", "exact", "nll", "rank", "distance", "control",
@@ -98,6 +99,11 @@ class Passkey(Workspace, ScriptTest):
                                  r"The grass is green\. .*\nWhat is the pass key\? The pass key is$")
     self.assertEqual(len(set(prompts)), 4)
 
+  def shown(self, name):
+    """The measurements that scripts show of a run."""
+    rows, _ = section_answers.asked_passkeys(View([metrics.Run(self.path("runs", name))]))
+    return sorted(rows["measurement"])
+
   def test_a_window_of_evaluations_is_another_measurement(self):
     for window in (0, 16):
       self.ok("--passkey", "--lengths", "100", eval__window=window, eval__sink_tokens=4 if window else 0, **COMPACT)
@@ -105,14 +111,14 @@ class Passkey(Workspace, ScriptTest):
     self.assertEqual(set(plain) - {"time"}, KEYS)
     self.assertEqual((windowed["window"], windowed["sink_tokens"]), (16, 4))
     self.assertNotEqual(plain["nll"], windowed["nll"])
-    found = section_answers.passkey_cells(metrics.Run(self.path("runs/tiny")))
-    self.assertEqual(list(found), ["compact", "compact, a window of 16 keys and 4 sink tokens"])
+    self.assertEqual(self.shown("tiny"), ["compact", "compact, window 16, sink tokens 4"])
     self.ok("--passkey", "--lengths", "100", name="trained", attention__window=16, **COMPACT)
     self.assertEqual(self.metrics("trained", "passkey")[0]["window"], 16)
     for window in (16, 0):  # the first is the run's own
       self.ok("--passkey", "--lengths", "100", name="evaluated", eval__window=window, **COMPACT)
-    for name, forms in (("trained", ["compact"]), ("evaluated", ["compact", "compact, no window"])):
-      self.assertEqual(list(section_answers.passkey_cells(metrics.Run(self.path("runs/" + name)))), forms)
+    windowed = "compact, window 16, sink tokens 0"
+    for name, forms in (("trained", [windowed]), ("evaluated", ["compact", windowed])):
+      self.assertEqual(self.shown(name), forms)
 
   def test_shards(self):
     self.script("make", "--length", 100, "--samples", 400, "--repeats", 0.25, "--out", "made", "--name", "x")

@@ -78,10 +78,10 @@ class Diagnose(ScriptTest):
         ("Training", "minutes", "loss (nats per token)", [*zip((1, 2), losses)])]
     sections = (section_answers.DIAGNOSTICS, section_answers.PASSKEY, section_answers.TASKS, section_training.STABILITY,
                 section_training.SPEED, section_training.CURVES)
-    panels = [panel for section in sections for panel in section.panels(view)]
+    panels = [panel for section in sections for panel in section.content(view)[1]]
     self.assertEqual(len(panels), len(expected))
     for panel, (*texts, numbers) in zip(panels, expected):
-      axes = drawing.picture([panel], None).axes[0]
+      axes = drawing.picture([panel]).axes[0]
       self.assertEqual([axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()], texts)
       shown = axes.images[0].get_array() if axes.images else axes.lines[0].get_xydata()
       self.assertEqual(len(shown), len(numbers), texts)
@@ -92,7 +92,8 @@ class Diagnose(ScriptTest):
   def test_panels_of_losses_and_sweeps(self):
     if drawing_python() != sys.executable:
       self.skipTest("no matplotlib")
-    val = {"type": "val", "step": 2, "length": 16, "loss": 2.0, "position_edges": [0, 1, 16], "by_position": [3.0, 2.0],
+    val = {"type": "val", "step": 2, "length": 16, "loss": 2.0, "of": {"label_mean": "batch"},
+           "position_edges": [0, 1, 16], "by_position": [3.0, 2.0],
            "accuracy_by_position": [0.25, 0.5], "accuracy": 0.375, "exact": 0.125}
     lines = [{"type": "start", "config": CONFIG}, val, {**val, "length": 32, "loss": 3.0}]
     run = metrics.Run(self.make_run("a", lines))
@@ -109,10 +110,10 @@ class Diagnose(ScriptTest):
                 ("Exact windows by length", "evaluated length (tokens)", "share of the windows with all targets right",
                  [[16, 0.125], [32, 0.125]]),
                 ("One seed", "learning rate (optimizer.lr)", "validation " + losses, [[1e-3, 2], [1e-2, 3]])]
-    panels = [*section_losses.LENGTHS.panels(View([run])), *section_losses.ACCURACIES.panels(View([run]))]
+    panels = [*section_losses.lengths(View([run]))[1], *section_losses.accuracies(View([run]))[1]]
     panels.append(lambda axes: section_sweep.draw({**sweep, "chart": "lr"}, axes))
     for panel, (*texts, points) in zip(panels, expected, strict=True):
-      axes = drawing.picture([panel], panel).axes[0]
+      axes = drawing.picture([panel]).axes[0]
       self.assertEqual([axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()], texts)
       if points:
         self.assertEqual(axes.lines[0].get_xydata().tolist(), points)
@@ -160,11 +161,11 @@ class Diagnose(ScriptTest):
     good = line(4, 16, 0.5)
     damaged = [{**good, "step": "4"}, {**good, "length": 0}, {**good, "layers": []}, {**good, "layers": 7},
                {**good, "layers": [7]}, {**good, "layers": [{"max": [], "heads": []}]},
-               {key: good[key] for key in good if key != "zeros"},
                {**good, "layers": [*good["layers"], {**good["layers"][0], "heads": good["layers"][0]["heads"][:1]}]}]
     later = [{**entry, "step": entry["step"] if entry["step"] == "4" else 5} for entry in damaged]
-    run = metrics.Run(self.diagnosed("a", *later, good))
-    self.assertEqual([(d.step, d.by_layer("first")) for d in run.diagnostics.values()], [(4, [0.375, 0.375])])
+    rows = section_answers.diagnosed(View([metrics.Run(self.diagnosed("a", *later, good))]))
+    self.assertEqual(rows["step"].tolist(), [4])
+    self.assertEqual(section_answers.by_head(rows)["first"].tolist(), [0.5, 0.25] * 2)
 
   def test_spike_score(self):
     rng = random.Random(1)
@@ -197,7 +198,3 @@ class Diagnose(ScriptTest):
         self.assertAlmostEqual(got, want)
     # distance 0, 1, 2 to 3: within 1, 2 and 4 tokens
     self.assertEqual(section_answers.cumulative([0.5, None, 0.25]), [(1, 0.5), (2, 0.5), (4, 0.75)])
-
-  def test_a_list_with_a_null_has_no_mean(self):
-    for values, mean in (([1, 2], 1.5), ([1, None], None), (7, None)):
-      self.assertEqual(section_answers.mean("nll")({"nll": values}), mean)

@@ -73,7 +73,7 @@ class Export(ScriptTest):
          "data.shuffle": True}, LAST))
     self.assertEqual(writer.file_writer.add_summary.call_args_list, [mock.call("settings"), mock.call("metrics")])
     writer.close.assert_called_once_with()
-    self.assertIn("2 evaluations left out: 1 of v.bin, 70 tokens asked, 1 of the weights of b", self.output)
+    self.assertIn("evaluations left out: 1 of the weights of b, 1 of another series", self.output)
 
   def test_wandb(self):
     library = mock.MagicMock(Error=OverflowError)

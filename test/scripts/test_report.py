@@ -1,14 +1,17 @@
 """scripts/report.py: what the page holds, that it stands alone, and what it says of unfair comparisons."""
-import html.parser
+import contextlib
+import csv
 import json
 import os
 import re
+from unittest import mock
 
-from support.scripts import DAMAGED, ScriptTest
+from support.scripts import DAMAGED, ScriptTest, tables_of
+
+from lib import drawing  # from SCRIPTS
 
 CONFIG = {"seed": 1, "model": {"context": 16}, "attention": {"variant": "softmax"},
           "optimizer": {"lr": 0.01, "grad_clip": 1}, "train": {"steps": 8}, "eval": {"lengths": [16, 32]}}
-VOID = {"meta", "img"}
 FEW = "37.5% (2 seeds are too few for an interval)"
 
 
@@ -28,93 +31,83 @@ def lines(base=1.5, config=(), steps=8, seed=1, **start):
   return result
 
 
-class Checker(html.parser.HTMLParser):
-  """Fails on tags that do not balance; collects attributes, the text, and cells by table."""
-
-  def __init__(self, page):
-    super().__init__()
-    self.open, self.attributes, self.text, self.tables = [], [], [], []
-    self.feed(page)
-    assert not self.open, self.open
-
-  def handle_starttag(self, tag, attributes):
-    self.attributes += [(tag, *pair) for pair in attributes]
-    if tag not in VOID:
-      self.open.append(tag)
-    if tag == "table":
-      self.tables.append([])
-    elif tag == "tr":
-      self.tables[-1].append([])
-    elif tag in ("td", "th"):
-      self.tables[-1][-1].append("")
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag, tag
-
-  def handle_data(self, data):
-    self.text.append(data)
-    if "td" in self.open or "th" in self.open:
-      self.tables[-1][-1][-1] += data
-
-
 class Report(ScriptTest):
   def report(self, *flags, code=0, **options):
-    self.draw("report.py", *flags, code=code, **options)
+    pictures = contextlib.nullcontext() if options else mock.patch.object(drawing, "picture")  # most of the time
+    with pictures:
+      self.draw("report.py", *flags, code=code, **options)
     if code == 0:
-      self.source = self.text_of("report.html")
-      self.page = Checker(self.source)
-      self.said = "\n".join(self.page.text)
+      self.source = self.text_of("report.md")
+      self.tables = tables_of(self.source)
 
   def summary(self):
     """{run: {column: text}}"""
-    head, *rows = self.page.tables[0]
+    head, *rows = self.tables[0]
     return {row[0]: dict(zip(head[1:], row[1:])) for row in rows}
 
+  def table(self, first, *cells):
+    """The table whose head begins with these cells, with its head."""
+    found, = (table for table in self.tables if table[0][:1 + len(cells)] == [first, *cells])
+    return found
+
+  def rows(self):
+    return [row for table in self.tables for row in table]
+
   def warnings(self):
-    return re.findall(r'<p class="warning">(.*?)</p>', self.source)
+    found = re.findall(r"^> \*\*Warning:\*\* (.*)", self.source, re.MULTILINE)
+    return [re.sub(r"\\(.)", r"\1", text) for text in found]
 
   def test_one_run(self):
     self.make_run("a", lines())
     self.report("a", "--title", "A <b> & c")
-    self.assertIn("A <b> & c", self.page.text)
+    self.assertTrue(self.source.startswith("# A &lt;b&gt; &amp; c\n"))
     self.assertEqual(self.summary()["a"], {
         "parameters": "1,234,567", "tokens": "512", "minutes": "4.8", "loss at 16": "1.750", "loss at 32": "1.875",
         "end of 32": "2.250", "tokens/s": "1,004", "MFU": "25.0%"})
-    self.assertIn([["run", "16", "32"], ["a", "+0.000", "+0.125"]], self.page.tables)  # less the loss at 16
-    self.assertIn("1 run, newest line of 2001-09-09 01:46 UTC", self.said)
+    self.assertIn([["run", "16", "32"], ["a", "+0.000", "+0.125"]], self.tables)  # less the loss at 16
+    self.assertIn("1 run, newest line of 2001-09-09 01:46 UTC", self.source)
     for section in ("Tasks: ./train RUN --tasks", "Passkey retrieval: ./train RUN --passkey",
                     "Diagnostics: ./train RUN --diagnostics", "Sweeps: python3 scripts/sweep.py"):
-      self.assertIn(section, self.said)
+      self.assertIn(section, self.source)
 
-  def test_stands_alone(self):
-    self.make_run("a", lines())
-    self.make_run("b", lines(2.0))
+  def test_the_page_and_its_files(self):
+    self.make_run("a", lines(base=2))
+    self.make_run("b", lines(base=2.25))
     self.report("a", "b", alone=True)
     first = self.source
-    self.report("a", "b", "--markdown", "md/x", alone=True)
+    self.report("a", "b", "--csv", "csv", "--latex", "tex/x", alone=True)
     self.assertEqual(first, self.source)  # equal inputs, equal pages
-    self.assertNotRegex(self.source, r"<script|<link|@import|url\(|https?://")
-    for tag, key, value in self.page.attributes:
-      if key in ("src", "href"):
-        self.assertEqual((tag, value[:22]), ("img", "data:image/png;base64,"))
-    self.assertLess(len(self.source), 3e6)
-    pictures = re.findall(r"!\[.*?\]\((\w+\.png)\)", self.text_of("md/x/report.md"))
-    self.assertEqual(sorted([*pictures, "report.md"]), sorted(os.listdir(self.path("md/x"))))
-    self.assertEqual(len(pictures), self.source.count("<img"))
+    pictures = re.findall(r"!\[.*?\]\((\w+\.png)\)", self.source)
+    self.assertEqual(sorted(pictures), sorted(name for name in os.listdir(self.folder) if name.endswith(".png")))
+    self.assertEqual(len(self.tables), len(os.listdir(self.path("csv"))))
+    self.assertEqual(len(self.tables), len(os.listdir(self.path("tex/x"))))
+    self.assertIn("a & 2.250 & 2.375 \\\\\nb & 2.500 & 2.625 \\\\\n", self.text_of("tex/x/lengths.tex"))
+    with open(self.path("csv/differences.csv"), newline="", encoding="utf-8") as file:
+      rows = [[row[0], row[1], *(f"{float(cell):.6f}" for cell in row[2:])] for row in [*csv.reader(file)][1:]]
+    self.assertEqual(rows, [["b - a", n, "0.250000", "0.000000"] for n in ("16", "32")])
 
-  def test_numbers_are_those_of_the_files(self):
+  def test_html(self):
+    self.make_run("a", lines())
+    self.draw("report.py", "a", "--out", "x.html")
+    page = self.text_of("x.html")
+    self.assertIn("<td>1.750</td>", page)
+    self.assertIn('src="x_lengths.png"', page)
+
+  def test_each_number_is_in_its_column(self):
     for number in range(3):
       self.make_run(f"r{number}", lines(1.5 + number / 7, [("optimizer", {"lr": number, "grad_clip": 1})], 5 + number))
     self.report("r0", "r1", "r2")
     for number in range(3):
-      entries = lines(1.5 + number / 7, steps=5 + number)
-      known = {float(f"{value:.3f}") for entry in entries for value in entry.values() if type(value) in (int, float)}
-      known |= {100 * value for value in known} | {round(sum(entry.get("ms", 0) for entry in entries) / 6e4, 5)}
-      found = [float(value) for text in self.summary()[f"r{number}"].values()
-               for value in re.findall(r"[\d.]+", text.replace(",", ""))]
-      self.assertEqual(len(found), 8)
-      self.assertEqual([value for value in found if value not in known], [])
-    self.assertNotIn("<b>", self.source)  # single runs say nothing of a best
+      base, steps = 1.5 + number / 7, 5 + number
+      self.assertEqual(self.summary()[f"r{number}"], {
+          "parameters": "1,234,567", "tokens": str(64 * steps), "minutes": f"{0.6 * steps:.3g}",
+          "loss at 16": f"{base + 0.25:.3f}", "loss at 32": f"{base + 0.375:.3f}", "end of 32": f"{base + 0.75:.3f}",
+          "tokens/s": f"{1000 + (steps + 1) // 2:,}", "MFU": "25.0%"})
+      self.assertEqual(self.table("run", "largest norm")[1 + number], [
+          f"r{number}", f"{0.5 * steps:.3f}", f"{1 - 2 / steps:.1%}", "0", "no"])
+      self.assertIn([f"r{number}", "1,234,567", "7.5e+06", str(steps), str(64 * steps), f"{0.6 * steps:.3g}", "CPU",
+                     "abc", "backend cpu"], self.tables[1])
+    self.assertNotRegex(self.source, r"\| \*\*")  # single runs say nothing of a best
 
   def test_seeds_are_one_row(self):
     names = [self.make_run(f"x_{variant}_{seed}_1a2b",
@@ -123,15 +116,15 @@ class Report(ScriptTest):
     self.report(*names)
     self.assertEqual({name: row["loss at 16"] for name, row in self.summary().items()},
                      {"x_softmax_*_1a2b (2 seeds)": "1.400 ± 0.635", "x_lssar_*_1a2b (2 seeds)": "1.900 ± 0.635"})
-    paired, = (table for table in self.page.tables if table[0][0] == "difference in nats at length")
+    paired, = (table for table in self.tables if table[0][0] == "difference in nats at length")
     self.assertEqual(paired[1], ["x_lssar_*_1a2b (2 seeds) - x_softmax_*_1a2b (2 seeds)", "+0.500 ± <0.001",
                                  "+0.500 ± <0.001"])
-    self.assertNotIn("<b>", self.source)  # nor do two seeds
+    self.assertNotIn("| **", self.source)  # nor do two seeds
     self.assertEqual(self.warnings(), [])
     far = self.make_run("x_far_1_1a2b", lines(3.0, [("attention", {"variant": "far"})]))
     self.report(*names, far)
-    self.assertNotIn("<b>3.250", self.source)
-    self.assertIn("± is the 95% interval of a mean over seeds", self.said)
+    self.assertNotIn("**3.250", self.source)
+    self.assertIn("± is the 95% interval of a mean over seeds", self.source)
 
   def test_bold_is_paired_by_seed(self):
     names = {(variant, seed): self.make_run(f"{variant}_{seed}", lines(
@@ -139,12 +132,12 @@ class Report(ScriptTest):
              for variant, gaps in (("best", (0, 0, 0)), ("near", (0.1, -0.1, 0.05)), ("far", (0.3, 0.3, 0.3)))
              for seed, gap in enumerate(gaps, 1)}
     self.report(*names.values())
-    self.assertEqual(re.findall(r"<b>(1\.4\S*) ", self.source), ["1.450", "1.467"])
-    self.assertNotIn("<b>1.750", self.source)  # far is behind by 0.3 in each seed
+    self.assertEqual(re.findall(r"\*\*(1\.4\S*) ", self.source), ["1.450", "1.467"])
+    self.assertNotIn("**1.750", self.source)  # far is behind by 0.3 in each seed
     self.report(*(name for (_, seed), name in names.items() if seed < 3))
-    self.assertNotIn("<b>", self.source)
+    self.assertNotIn("| **", self.source)
     self.report(*(name for key, name in names.items() if key != ("far", 3)))
-    self.assertNotIn("<b>", self.source)
+    self.assertNotIn("| **", self.source)
 
   def test_hours_of_long_runs(self):
     long = lines()
@@ -162,7 +155,7 @@ class Report(ScriptTest):
       entry["bits_per_byte"] = entry["loss"] / 2
     self.make_run("b", other)
     self.report("a", "b")
-    self.assertIn("Parameters differ: from 924,416 to 924,448, by 0.003%.", self.said)
+    self.assertIn("Parameters differ: from 924,416 to 924,448, by 0.003%.", self.source)
     self.assertFalse([warning for warning in self.warnings() if "Parameters" in warning])
     self.assertEqual([row["bits per byte at 16"] for row in self.summary().values()], ["-", "0.875"])
 
@@ -176,10 +169,10 @@ class Report(ScriptTest):
                      of={**entry["of"], **({"label_mean": "sequence"} if labels else {})})
       self.make_run(name, content)
     self.report("a", "b")
-    tables = {table[0][0]: table[1:] for table in self.page.tables}
+    tables = {table[0][0]: table[1:] for table in self.tables}
     self.assertEqual(tables["accuracy at length"], [["a", "0.750", "0.500"]])
     self.assertEqual(tables["exact windows at length"], [["a", "0.375", "0.250"]])
-    self.assertIn("Accuracy of labels", self.said)
+    self.assertIn("Accuracy of labels", self.source)
 
   def test_seeds_are_one_row_of_every_table(self):
     task = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.5,
@@ -192,7 +185,7 @@ class Report(ScriptTest):
       self.make_run(f"s_{seed}", content)
     self.write("answers.jsonl", "")
     self.report("s_1", "s_2", "s_3")
-    tables = {tuple(table[0][:2]): table[1:] for table in self.page.tables if table[0][0] == "run"}
+    tables = {tuple(table[0][:2]): table[1:] for table in self.tables if table[0][0] == "run"}
     self.assertEqual({len(rows) for head, rows in tables.items() if head != ("run", "settings")}, {1})
     self.assertEqual(tables["run", "task"], [["s_* (3 seeds)", "piqa", "20", "50.0%", "10.0%", "50.0% ± 62.1%"]])
     self.assertEqual(tables["run", "form"][0][:5], ["s_* (3 seeds)", "compact", "16", "5", FEW])
@@ -217,7 +210,7 @@ class Report(ScriptTest):
     newer = [again[0], *(line for line in again[1:] if line["step"] > 8)]
     self.report(self.make_run("x_1", lines(1)), self.make_run("x_2", [*lines(1.1, seed=2), *newer]))
     self.assertEqual(len(self.summary()), 2)
-    self.assertIn("optimizer.schedule_start", self.said)
+    self.assertIn("optimizer.schedule_start", self.source)
 
   def test_paired_windows(self):
     self.make_run("a", lines())
@@ -227,9 +220,9 @@ class Report(ScriptTest):
     self.make_run("b", other)
     self.report("a", "b")
     # four differences, standard deviation 0.2 / sqrt(3), over sqrt(4)
-    self.assertIn(["b - a", "+0.200 ± 0.058", "+0.200 ± 0.058"], [row for table in self.page.tables for row in table])
+    self.assertIn(["b - a", "+0.200 ± 0.058", "+0.200 ± 0.058"], self.rows())
     self.report("a", "b", "--baseline", "b")
-    self.assertIn(["a - b", "-0.200 ± 0.058", "-0.200 ± 0.058"], [row for table in self.page.tables for row in table])
+    self.assertIn(["a - b", "-0.200 ± 0.058", "-0.200 ± 0.058"], self.rows())
     self.report("a", "b", "--baseline", "c", code=2)
     self.assertIn("--baseline c: must be one of a, b", self.errors)
 
@@ -243,12 +236,13 @@ class Report(ScriptTest):
     other[-1]["of"]["data"][0].update(name="other.bin", xxh64="o")  # the same object in both lines
     self.make_run("c", other)
     self.report("a", "b", "c")
-    self.assertNotIn("<b>", self.source)  # no best among losses of different data
+    self.assertNotIn("| **", self.source)  # no best among losses of different data
     self.assertEqual(self.warnings(), [
         "The runs differ in more than attention and seed: optimizer.lr (0.01, 0.02), train.steps (8, 9).",
         "Parameters differ: from 1,234,567 to 1,300,000.", "Speeds are of different devices: CPU, GPU.",
         "The builds differ: abc, def.",
-        "The losses are of different data: a, b of val.bin, 64 tokens asked; c of other.bin, 64 tokens asked.",
+        "The losses are of different data: a, b of val.bin, 64 tokens asked; c of other.bin, 64 tokens asked. "
+        "The summary has those of the first.",
         "b has made 8 of 9 steps.",
         "Not every setting has several seeds: small differences may be those of another seed."])
 
@@ -261,15 +255,14 @@ class Report(ScriptTest):
                   for length, loss in zip((8, 32), losses)]
       return self.make_run(name, content)
     names = [run("s_1", "softmax", 1, 2.0, 1.25), run("s_2", "softmax", 2, 2.5, 1.75), run("l_1", "lssar", 1, 3.0)]
-    self.report(*names, "--markdown", "md")
-    table, = (table for table in self.page.tables if table[0][0] == "validation loss with context")
+    self.report(*names)
+    table, = (table for table in self.tables if table[0][0] == "validation loss with context")
     self.assertEqual(table, [["validation loss with context", "8", "32"],
                              ["s_* (2 seeds)", "2.250 ± 3.177", "1.500 ± 3.177"], ["l_1", "3.000", "-"]])
-    self.assertIn("Loss of the last 8 targets in windows of 32 of val.bin, by the context that the model sees:",
-                  self.said)
-    self.assertIn("![Loss of the same targets by context.](contexts.png)", self.text_of("md/report.md"))
-    self.assertEqual(self.bytes_of("md/contexts.png")[:4], b"\x89PNG")
-    self.assertNotIn("growing context: ./train", self.said)
+    self.assertIn("Loss of the last 8 targets in windows of 32 of val.bin, 64 tokens asked, by the context",
+                  self.source)
+    self.assertIn("![Loss of the same targets by context.](report_contexts.png)", self.source)
+    self.assertNotIn("growing context: ./train", self.source)
 
   def test_speed_up(self):
     slow, fast = lines(), lines()
@@ -281,7 +274,7 @@ class Report(ScriptTest):
     self.make_run("slow", slow)
     self.make_run("fast", fast)
     self.report("slow", "fast")
-    table, = (table for table in self.page.tables if "times as fast" in table[0])
+    table = self.table("run", "last loss")
     # Means over up to three steps: slow ends at (2.0 + 1.5) / 2 = 1.75 in step 8, 512 tokens; fast passes it in step 5.
     self.assertEqual(table[1], ["slow", "1.750", "512", "1.00", "4.8", "1.00"])
     self.assertEqual(table[2], ["fast", "1.500", "320", "1.60", "6", "0.80"])
@@ -298,44 +291,43 @@ class Report(ScriptTest):
     self.make_run(name, [*lines(), '{"type":"passkey","step":8}',
                          '{"type":"passkey","step":8,"form":"x","length":"y","exact":[null]}',
                          '{"type":"task","step":8,"task":{"a":1},"acc":"high"}', '{"type":"train","st'])
-    self.report("a", name, "--markdown", "md")
+    self.report("a", name)
     columns = ("loss at 16", "piqa acc_norm", "passkey at 16", "passkey at 128")
     self.assertEqual([[row[column] for column in columns] for row in self.summary().values()],
                      [["1.750", "50.0%", "75.0%", "25.0%"], ["1.750", "-", "-", "-"]])
-    rows = [row for table in self.page.tables for row in table]
+    rows = self.rows()
     self.assertIn(["a", "compact", "16", "5", "75.0%", "3.0%", "1.500", "0.75", "0.0%"], rows)
     self.assertIn(["a", "piqa", "40", "62.5%", "1.2%", "50.0%", "50.0%", "-0.070"], rows)
-    self.assertNotIn("--passkey", self.said)
+    self.assertNotIn("--passkey", self.source)
     self.assertIn(name, self.summary())
+    self.assertIn("| a&lt;b&gt; &amp; \\$x\\$ \\| \"c\" |", self.source)
     self.make_run("w", [*lines(), {**key, "length": 16, "exact": [1.0, 1.0], "window": 8, "sink_tokens": 0}])
     self.report("w")
-    self.assertIn("passkey at 16, compact, a window of 8 keys and 0 sink tokens", self.summary()["w"])
+    self.assertEqual(self.summary()["w"]["passkey at 16, window 8, sink tokens 0"], "100.0%")
     self.report("a", "w")
     row = self.summary()["w"]
-    self.assertEqual((row["passkey at 16, compact"],
-                      row["passkey at 16, compact, a window of 8 keys and 0 sink tokens"]), ("-", "100.0%"))
-    self.assertIn("| a&lt;b&gt; &amp; \\$x\\$ \\| \"c\" |", self.text_of("md/report.md"))
+    self.assertEqual((row["passkey at 16"], row["passkey at 16, window 8, sink tokens 0"]), ("-", "100.0%"))
 
   def test_answers_of_other_weights_or_questions_do_not_mix(self):
     task = {"type": "task", "step": 8, "task": "piqa", "n": 40, "max_length": 16, "xxh64": "f", "acc": 0.5,
             "acc_norm": 0.75}
     passkey = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 5, "exact": [1.0],
-               "weights": {"run": "a", "xxh64": "1"}}
+               "depths": [0], "distance": [9], "weights": {"run": "a", "xxh64": "1"}}
     self.make_run("a", [*lines(config=[("name", "a")]), task, passkey,
-                        {**passkey, "exact": [0.0], "weights": {"run": "b", "xxh64": "2"}},
-                        {**task, "acc_norm": 0.25, "weights": {"run": "b", "xxh64": "2"}},
+                        {**passkey, "exact": [0.0], "weights": {"run": "c", "xxh64": "2"}},
+                        {**task, "acc_norm": 0.25, "weights": {"run": "c", "xxh64": "2"}},
                         {**task, "n": 10, "acc_norm": 1.0}])
     self.make_run("b", [*lines(config=[("name", "b")]), {**task, "acc_norm": 0.125}])
     self.report("a", "b")
     self.assertEqual([(row["piqa acc_norm (n 40)"], row["piqa acc_norm (n 10)"], row["passkey at 16"])
                       for row in self.summary().values()],
                      [("75.0%", "100.0%", "100.0%"), ("12.5%", "-", "-")])
-    self.assertIn(": 2 of the weights of b", self.said)
+    self.assertIn(": 2 of the weights of c", self.source)
     for field, value in (("max_length", 32), ("xxh64", "g")):
       self.make_run(field, [*lines(config=[("name", "c")]), {**task, field: value}])
       self.report("b", field)
       self.assertEqual([row[f"piqa acc_norm ({field} {value})"] for row in self.summary().values()], ["-", "75.0%"])
-      table, = (table for table in self.page.tables if "by length" in table[0])
+      table, = (table for table in self.tables if "by length" in table[0])
       self.assertEqual(table[0][1:4], ["task", "n", field])
 
   def test_paired_answers(self):
@@ -349,19 +341,19 @@ class Report(ScriptTest):
       self.make_run(name, [*lines(config=[("task", {"samples": self.path(f"{name}.jsonl")})]), of])
     self.report("a", "b")
     # 2 (1 + 10) / 2^10
-    self.assertIn(["b", "piqa", "20", "1", "9", "0.0215"], [row for table in self.page.tables for row in table])
+    self.assertIn(["b", "piqa", "20", "1", "9", "0.0215"], self.rows())
     for name, seed in (("a", 1), ("a", 2), ("b", 1), ("b", 2)):
       of = {"type": "task", "step": 8, "task": "piqa", "n": 20, "max_length": 16, "xxh64": "f", "acc": 0.0,
             "acc_norm": sum(right[name]) / 20}
       config = [("task", {"samples": self.path(f"{name}.jsonl")}), ("attention", {"variant": name})]
       self.make_run(f"{name}_{seed}", [*lines(config=config, seed=seed), of])
     self.report("a_1", "a_2", "b_1", "b_2")
-    paired, = (table for table in self.page.tables if "p" in table[0])
+    paired, = (table for table in self.tables if "p" in table[0])
     self.assertEqual(paired, [["run", "task", "n", "only this run", "only a_*", "p"], *(
         [f"b_*, seed {seed}", "piqa", "20", "1", "9", "0.0215"] for seed in (1, 2))])
     self.write("b.jsonl", json.dumps(rows[0]) + "\n")  # no longer the answers of the line
     self.report("a", "b")
-    self.assertNotIn("McNemar", self.said)
+    self.assertNotIn("McNemar", self.source)
 
   def test_thirty_runs(self):
     self.report(*(self.make_run(f"run_{number}", lines(1 + number / 10, [("optimizer", {"lr": number})]))
@@ -380,10 +372,10 @@ class Report(ScriptTest):
     self.make_run("b", [*lines(), groups])
     self.report("a", "b")
     self.assertIn([["run", "number", "layer", "head 0", "head 1"], ["b", "attn.sink", "0", "0.5", "-1.25"],
-                   ["b", "attn.sink", "1", "0.75", "3"]], self.page.tables)
+                   ["b", "attn.sink", "1", "0.75", "3"]], self.tables)
     self.assertEqual([(row["F-Attn"], row["M-Act"]) for row in self.summary().values()], [("0.250", "94"), ("-", "-")])
-    self.assertIn(["a", "8", "0.250", "12.5%", "94", "0.500"], [row for table in self.page.tables for row in table])
-    self.assertNotIn("--diagnostics", self.said)
+    self.assertIn(["a", "8", "0.250", "12.5%", "94", "0.500"], self.rows())
+    self.assertNotIn("--diagnostics", self.source)
 
   def test_sweeps(self):
     entry = {"name": "s_1", "labels": {"lr": "1"}, "seed": 0, "state": "complete", "why": "", "initial": 5.0,
@@ -397,14 +389,14 @@ class Report(ScriptTest):
     self.write("s.json", json.dumps(result))
     self.report("a", "--sweep", "s.json")
     self.assertIn(["loss", "2.500", "diverged", "2.500 at 1", "1.250"],
-                  [row for table in self.page.tables for row in table])
+                  self.rows())
     self.assertIn("1 seed, 8 steps of 64 tokens (c.json, data.train=a b.bin, commit abc, CPU), 1 diverged; losses in "
-                  "nats per token.", self.said)
-    self.assertIn("growing context: ./train", self.said)
+                  "nats per token.", self.source)
+    self.assertIn("growing context: ./train", self.source)
     self.write("s.json", json.dumps({**result, "mode": "suffix"}))
     self.report("a", "--sweep", "s.json")
-    self.assertNotIn("growing context: ./train", self.said)  # not called "not measured": the sweep did
-    self.assertIn("s_2 diverged: step 3: loss nan", self.said)
+    self.assertNotIn("growing context: ./train", self.source)  # not called "not measured": the sweep did
+    self.assertIn("s_2 diverged: step 3: loss nan", self.source)
     without = lambda entry, key: {name: value for name, value in entry.items() if name != key}
     for damaged, part in ((without(result, "name"), "name is missing"),
                           ({**result, "size": 2}, "size is 2, must be a text"),
@@ -431,7 +423,7 @@ class Report(ScriptTest):
     content[5]["loss"] = None  # a step without labels
     self.make_run("b", [*content, {"type": "skip", "step": 5, "reason": "no label", "skipped": 1}])
     self.report("a", "b")
-    table, = (table for table in self.page.tables if table[0][-1] == "diverged")
+    table, = (table for table in self.tables if table[0][-1] == "diverged")
     self.assertEqual(table[1:], [["a", "50.000", "98.0%", "0", "loss not finite at step 90"],
                                  ["b", "50.000", "98.0%", "1", "no"]])
 
@@ -441,8 +433,8 @@ class Report(ScriptTest):
     for flags, part in ((["none"], "none/metrics.jsonl: No such file"),
                         (["empty"], "empty/metrics.jsonl holds no losses yet"),
                         (["a", "--out", "none/x.html"], "no folder none"),
-                        (["a", "--out", "empty"], "--out empty: Is a directory"),
-                        (["a", "--markdown", "a/metrics.jsonl"], "--markdown a/metrics.jsonl: File exists"),
+                        (["a", "--out", "x.pdf"], "--out x.pdf: must end with .md or .html"),
+                        (["a", "--csv", "a/metrics.jsonl"], "--csv a/metrics.jsonl: File exists"),
                         (["a", "--sweep", "none.json"], "none.json: No such file")):
       with self.subTest(flags):
         self.report(*flags, code=2)

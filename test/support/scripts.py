@@ -1,6 +1,7 @@
 """For the tests of scripts/: a folder for each test, and ways to run a script and to look. Standard library only."""
 import array
 import functools
+import html
 import importlib
 import io
 import json
@@ -24,9 +25,9 @@ def start(script, *args, **options):
 
 @functools.cache
 def drawing_python():
-  """A Python with matplotlib, or None."""
+  """A Python with matplotlib and pandas, or None."""
   for python in (sys.executable, "/usr/bin/python3"):
-    if subprocess.run([python, "-c", "import matplotlib"], capture_output=True).returncode == 0:
+    if subprocess.run([python, "-c", "import matplotlib, pandas"], capture_output=True).returncode == 0:
       return python
   return None
 
@@ -59,11 +60,20 @@ def identified(line, run):
   if line["type"] not in EVALUATIONS or line.get("id", "") is None:
     return line
   of = {"data": [], "tokens_asked": 64, "windows": 3, "rope_scaling": "none", **line.get("of", {})}
-  asked = [line.get(key) for key in ("mode", "start", "context_of", "suffix")] + [
+  asked = [line.get(key) for key in ("mode", "start", "context_of", "suffix", "task", "n", "max_length", "xxh64",
+                                     "form", "trials", "window")] + [
       {key: value for key, value in of.items() if key != "data"},
       [[file.get("tokens"), file.get("xxh64")] for file in of["data"]]]
   return {"id": json.dumps([asked, line.get("length")]), "series": json.dumps(asked), "weights": {"run": run},
           "mode": "windows", **line, "of": of}
+
+
+def tables_of(text):
+  """The tables of a page in Markdown: lists of rows of cells."""
+  found = re.findall(r"(?:^\|.*\n)+", text + "\n", re.MULTILINE)
+  cells = lambda line: [html.unescape(re.sub(r"\\(.)", r"\1", cell.replace("**", ""))).strip()
+                        for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+  return [[cells(line) for line in [head, *rows]] for head, _, *rows in (table.splitlines() for table in found)]
 
 
 class ScriptTest(Folder):
@@ -105,7 +115,7 @@ class ScriptTest(Folder):
     """As run_script, in the test's folder, with matplotlib. alone: in a process of its own in any case."""
     python = drawing_python()
     if not python:
-      self.skipTest("no matplotlib")
+      self.skipTest("no matplotlib, or no pandas")
     if alone or python != sys.executable:
       return self.run_script(script, *args, python=python, cwd=self.folder, **options)
     before = os.getcwd()
