@@ -26,8 +26,7 @@ from lib.tables import Column
 
 FAIR = ("attention.", "seed", "name", "threads", "log.", "checkpoint.", "generate.", "passkey.", "task.",
         "diagnostics.", "eval.every", "batch.micro", "train.recompute", "train.zero_stage")  # may differ
-CAPTION = (f"{metrics.INTERVAL}. Bold, where all rows share three seeds or more: the best mean, and all whose "
-           "difference from it, paired by seed, may be 0 by its interval.")
+CAPTION = metrics.INTERVAL + "."
 
 
 # ---------------------------------------------------------------------------------------------------------- the summary
@@ -38,7 +37,7 @@ def losses_at(view, mode, title, least=1):
   if rows is None:
     return view.frame([], []), []
   wide = rows.pivot(index="run", columns="length", values="loss")
-  return wide, [Column(f"{title} {n}", n, "{:.3f}", "min") for n in wide if n >= least]
+  return wide, [Column(f"{title} {n}", n) for n in wide if n >= least]
 
 
 def more_losses(view, least):
@@ -51,7 +50,7 @@ def more_losses(view, least):
                             ("last_loss", lengths[-1], "end of")] if lengths else []:
     if key in rows:
       found = found.join(rows[rows["length"] == length].set_index("run")[[key]], how="outer")
-      columns.append(Column(f"{text} {length}", key, "{:.3f}", "min"))
+      columns.append(Column(f"{text} {length}", key))
   return found, columns
 
 
@@ -73,7 +72,7 @@ def summary(view):
   unit = time_unit(view)
   first = [Column("parameters", "parameters", "{:,.0f}"), Column("tokens", "tokens", "{:,.0f}"),
            Column(unit, unit, "{:.3g}")]
-  return tables.of_groups("summary", found, ["variant"], [*first, *columns, *SPEEDS], ["run"], bold=True)
+  return tables.of_groups("summary", found, ["variant"], [*first, *columns, *SPEEDS], ["run"])
 
 
 def answers(runs):
@@ -82,7 +81,7 @@ def answers(runs):
   view = View(runs)
   found, columns = joined(view, losses_at(view, "suffix", "context"), diagnostics_summary(view),
                           passkey_summary(view))
-  return sections.in_markdown(tables.of_groups("answers", found, ["variant"], columns, ["run"], bold=True))
+  return sections.in_markdown(tables.of_groups("answers", found, ["variant"], columns, ["run"]))
 
 
 def unfair(view):

@@ -103,8 +103,7 @@ EVALUATIONS = "val", "eval", "task", "passkey", "diagnostics"  # types of lines
 LOSSES = "val", "eval"
 OLDER = ("of an older program, which did not write what they are of "
          "(./train RUN --eval --resume evaluates again)")
-POSITIVE = "time", "tokens", "tokens_per_s", "ms", "mfu", "grad_norm", "stderr"  # in lines of any type
-SCALARS = (*POSITIVE, "loss", "lr", "last_loss", "bits_per_byte", "accuracy", "accuracy_stderr", "exact_stderr",
+SCALARS = ("time", "tokens", "tokens_per_s", "ms", "mfu", "grad_norm", "stderr", "loss", "lr", "last_loss", "bits_per_byte", "accuracy", "accuracy_stderr", "exact_stderr",
            "acc", "acc_norm", "chance", "margin", "word_perplexity", "control", "first_token", "sink_rate",
            "entropy", "entropy_norm", "m_act", "gate", "zeros")
 
@@ -113,13 +112,6 @@ INTEGERS = "step", "length", "n", "trials", "max_length", "of.windows", "of.toke
 
 def metrics_file(run: str) -> str:
   return run if run.endswith(".jsonl") else os.path.join(run, "metrics.jsonl")
-
-
-def check_signs(entry: dict) -> None:
-  """A UserError for a number below 0 that ./train never writes: it would be drawn, or counted."""
-  for key in POSITIVE:
-    if (finite(entry.get(key)) or 0) < 0:
-      raise UserError(f"{key} is {entry[key]}, must not be below 0; restore the file, or remove the line")
 
 
 def checked_row(entry: dict) -> dict:
@@ -150,7 +142,7 @@ def checked_row(entry: dict) -> dict:
 
 def lines_of(path: str, warn: bool = True) -> Iterator[dict]:
   """Each line that is a JSON object with a type and, but for "start" lines, a step. A warning names the first
-  damaged line; a UserError a number that cannot be."""
+  damaged line."""
   damaged = []
   with open(path, encoding="utf-8", errors="replace") as file:
     for number, text in enumerate(file, 1):
@@ -161,15 +153,12 @@ def lines_of(path: str, warn: bool = True) -> Iterator[dict]:
         damaged += [number] * text.endswith("\n")  # the last line may be half written
         continue
       try:
-        check_signs(entry)
         if entry["type"] == "start":
           entry["config"].items()
         elif count(entry["step"]) < 0 or not isinstance(entry["type"], str):
           continue
       except (ValueError, LookupError, TypeError, AttributeError):
         continue
-      except UserError as error:
-        raise UserError(f"{path}: line {number}: {error}")
       yield entry
   if damaged and warn:
     more = f", and {len(damaged) - 1} more" if damaged[1:] else ""

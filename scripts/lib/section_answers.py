@@ -54,9 +54,9 @@ def task_summary(view):
   rows, _ = asked_tasks(view)
   wide = rows.pivot_table(index="run", columns="asked", values="score") if len(rows) else rows
   said = dict(zip(rows["asked"], rows["said"]))
-  shown = lambda key: ("{:.2f}", "min") if key == "word_perplexity" else ("{:.1%}", "max")
+  shown = lambda key: "{:.2f}" if key == "word_perplexity" else "{:.1%}"
   title = lambda name: name.replace(" (", f" {said[name]} (", 1) if " (" in name else f"{name} {said[name]}"
-  return wide, [Column(title(name), name, *shown(said[name])) for name in sorted(said) if name in wide]
+  return wide, [Column(title(name), name, shown(said[name])) for name in sorted(said) if name in wide]
 
 
 def right_answers(line: dict) -> dict[int, bool]:
@@ -159,7 +159,7 @@ def passkey_summary(view):
   for row in rows.drop_duplicates("asked").sort_values(["length", "form"]).to_dict("records") if len(rows) else []:
     more = [f"{key} {row[key]:.0f}" for key in keys[2:] if row[key] == row[key]]
     title = ", ".join([f"passkey at {row['length']}", *[row["form"]] * several, *more]).replace("_", " ")
-    columns.append(Column(title, row["asked"], "{:.1%}", "max"))
+    columns.append(Column(title, row["asked"], "{:.1%}"))
   return wide, columns
 
 
@@ -280,7 +280,7 @@ def by_head(rows):
            for row in rows.to_dict("records") for layer, of_layer in enumerate(row["layers"])
            for head, of_head in enumerate(of_layer["heads"])]
   return metrics.load_pandas().DataFrame(found).astype(
-      dict.fromkeys(("first", "entropy_norm", "zeros", "max"), float))
+      dict.fromkeys(("first", "entropy_norm", "zeros"), float))
 
 
 def in_bins(rows, bins):

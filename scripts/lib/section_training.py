@@ -7,7 +7,7 @@ from lib import drawing, metrics, tables
 from lib.sections import Section, Text
 from lib.tables import Column
 
-SPEEDS = [Column("tokens/s", "tokens_per_s", "{:,.0f}", "max"), Column("MFU", "mfu", "{:.1%}", "max")]
+SPEEDS = [Column("tokens/s", "tokens_per_s", "{:,.0f}"), Column("MFU", "mfu", "{:.1%}")]
 SPIKES = [Column("loss spikes", "loss_spikes", "{:.2%}"), Column("norm spikes", "norm_spikes", "{:.2%}")]
 DEVICE = Column("device", "device")
 
@@ -145,8 +145,8 @@ def field_panels(view, *fields):
           if view.training[names[0]].notna().any()]
 
 
-def table_of_facts(name, view, columns, bold=False):
-  return tables.of_groups(name, facts(view), ["variant"], columns, ["run"], bold)
+def table_of_facts(name, view, columns):
+  return tables.of_groups(name, facts(view), ["variant"], columns, ["run"])
 
 
 def speed(view):

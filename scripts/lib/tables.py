@@ -8,10 +8,6 @@ from typing import Callable, Iterable, NamedTuple
 from lib import metrics, variants
 
 
-class Bold(str):
-  """A cell in bold."""
-
-
 def in_cell(text: str) -> str:
   """Of a table that is printed: what would end the cell or the line is escaped."""
   return " ".join(text.splitlines()).replace("|", "\\|")
@@ -26,8 +22,7 @@ def escaped(text: str) -> str:
 def in_latex(text: str) -> str:
   special = {**{character: "\\" + character for character in "&%$#_{}"}, "\\": r"\textbackslash{}",
              "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", "±": r"$\pm$"}
-  text = " ".join(text.splitlines()).translate(str.maketrans(special))
-  return text
+  return " ".join(text.splitlines()).translate(str.maketrans(special))
 
 
 class Table(str):
@@ -36,16 +31,14 @@ class Table(str):
 
 def markdown(head: list, rows: list[list], shown: Callable[[str], str] = in_cell) -> Table:
   """shown: the function that makes Markdown of a cell's text."""
-  cell = lambda text: f"**{shown(text)}**" if isinstance(text, Bold) else shown(str(text))
-  line = lambda cells: "| " + " | ".join(map(cell, cells)) + " |"
+  line = lambda cells: "| " + " | ".join(shown(str(cell)) for cell in cells) + " |"
   result = Table("\n".join([line(head), "|---" * len(head) + "|", *map(line, rows)]))
   result.head, result.rows = head, rows
   return result
 
 
 def latex(head: list, rows: list[list]) -> str:
-  cell = lambda text: rf"\textbf{{{in_latex(text)}}}" if isinstance(text, Bold) else in_latex(str(text))
-  line = lambda cells: " & ".join(map(cell, cells)) + r" \\"
+  line = lambda cells: " & ".join(in_latex(str(cell)) for cell in cells) + r" \\"
   body = [line(head), r"\hline", *map(line, rows)]
   return "\n".join([rf"\begin{{tabular}}{{{'l' + 'r' * (len(head) - 1)}}}", *body, r"\end{tabular}", ""])
 
@@ -62,7 +55,6 @@ class Column(NamedTuple):
   title: str
   key: object  # the column of the frame
   digits: str = "{:.3f}"
-  better: str = ""  # "min" or "max", of a number whose best is in bold
   share: bool = False  # between 0 and 1, as numbers in % always are
 
 
@@ -89,23 +81,7 @@ def of_texts(name: str, head: list[str], rows: list[list]) -> Frame:
   return Frame(name, frame, frame)
 
 
-def best_of(rows, by: str, column: Column) -> list:
-  """The groups whose means are in bold: the best, and all whose difference from it, paired by seed, has an interval
-  that holds 0; none unless each group shares three seeds with the best, as fewer say too little."""
-  by_seed = rows.dropna(subset=[column.key]).pivot(index="seed", columns=by, values=column.key)
-  means = by_seed.mean()
-  if means.nunique() < 2:
-    return []
-  best = means.idxmin() if column.better == "min" else means.idxmax()
-  gaps = {group: by_seed[group].sub(by_seed[best]).dropna().tolist() for group in by_seed}
-  if any(len(gap) < 3 for gap in gaps.values()):
-    return []
-  return [group for group, gap in gaps.items()
-          if abs(sum(gap) / len(gap)) <= metrics.half_width(gap)]
-
-
-def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[str] = (),
-              bold: bool = False) -> Frame:
+def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[str] = ()) -> Frame:
   """A line for each group of the rows, which are a DataFrame, by these of its columns, which head names. A cell has
   the mean of the column's value over the group, or the texts that differ; a column without values is left out."""
   pandas = metrics.load_pandas()
@@ -116,7 +92,7 @@ def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[
       texts[title].append(int(value) if isinstance(value, float) and value.is_integer() else
                           "-" if value != value else value)
   frames = {"texts": texts, "numbers": dict(texts)}
-  for title, key, digits, better, share in columns:
+  for title, key, digits, share in columns:
     if key not in rows or rows[key].isna().all():
       continue
     found = [group[key].dropna().tolist() for _, group in groups]
@@ -127,9 +103,6 @@ def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[
     share = share or "%" in digits
     made = [variants.mean_text(values, digits, len(group), exact=True, share=share)
             for values, (_, group) in zip(found, groups)]
-    if bold and better:
-      best = best_of(rows, by[0], Column(title, key, digits, better))
-      made = [Bold(text) if group in best else text for text, (group, _) in zip(made, groups)]
     frames["texts"][title] = made
     frames["numbers"][title] = [sum(values) / len(values) if values else None for values in found]
     if any(len(values) > 1 for values in found):

@@ -66,12 +66,6 @@ class Plot(ScriptTest):
     self.assertEqual([(row["step"], row["length"], row["loss"]) for row in damaged.evaluations], [(8, 16, 1.5)])
     self.assertEqual(damaged.left_out, {})
 
-  def test_numbers_that_cannot_be_negative(self):
-    self.trained("run", [line(8, 16, 1.5, stderr=-0.5)])
-    for script, *flags in (("plot.py",), ("report.py",), ("export.py", "--to", "tensorboard")):
-      self.draw(script, "run", *flags, code=2, alone=True)
-      self.assert_error(f"run/metrics.jsonl: line {len(GOOD) + 1}: stderr is -0.5, must not be below 0; restore")
-
   def test_odd_values_are_drawn_around(self):
     self.plot(self.trained("odd", DAMAGED[:-1] + ODD))
     self.assertTrue(os.path.exists(self.path("odd/loss.png")))
