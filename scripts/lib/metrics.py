@@ -196,8 +196,8 @@ def read(path: str, warn: bool = True) -> Lines:
 
 
 class Tables(NamedTuple):
-  training: pandas.DataFrame
-  evaluations: pandas.DataFrame
+  training: object  # DataFrames
+  evaluations: object
 
 
 def load(run: str) -> Tables:

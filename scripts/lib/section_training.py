@@ -28,6 +28,7 @@ def share_of_spikes(values: list[float]) -> float | None:
   return found[0] if (found := metrics.spike_score(values)) else None
 
 
+@functools.cache
 def facts(view):
   """A DataFrame with a row for each run."""
   rows = []
@@ -65,6 +66,7 @@ def smooth(losses: list[float]) -> list[float]:
   return result
 
 
+@functools.cache
 def smoothed(view):
   """The steps with a loss, smoothed."""
   rows = view.training.dropna(subset=["loss"]).copy()
