@@ -9,7 +9,7 @@
 set -euo pipefail
 
 packages=(g++ make nlohmann-json3-dev libcli11-dev libopenblas-dev libpcre2-dev
-  python3 python3-numpy python3-matplotlib python3-pandas curl ca-certificates)
+  python3 python3-numpy python3-matplotlib python3-pandas python3-scipy curl ca-certificates)
 # The quick start's text, without which it downloads another one; oneDNN, without which OpenBLAS multiplies; what
 # makes HTML of a report.
 optional=(bible-kjv libdnnl-dev python3-markdown)
@@ -38,7 +38,8 @@ check_by_hand() {
     echo "#include <$header>" | g++ -std=c++20 -E -x c++ - >/dev/null 2>&1 || missing+=("<$header>")
   done
   echo 'int main() {}' | g++ -x c++ - -lopenblas -o /dev/null 2>/dev/null || missing+=("OpenBLAS (-lopenblas)")
-  python3 -c 'import numpy, matplotlib, pandas' 2>/dev/null || missing+=("numpy, matplotlib and pandas for python3")
+  python3 -c 'import numpy, matplotlib, pandas, scipy' 2>/dev/null ||
+    missing+=("numpy, matplotlib, pandas and scipy for python3")
   [ ${#missing[@]} -eq 0 ] && return
   echo "install_deps.sh: there is no apt here, so these have to be installed by hand:" >&2
   printf '  %s\n' "${missing[@]}" >&2

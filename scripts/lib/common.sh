@@ -2,13 +2,13 @@
 
 export HOME=${HOME:-/tmp}  # a container may have none, and matplotlib fails without
 
-# The first Python that has numpy, matplotlib and pandas. The python3 on the PATH may not be apt's.
+# The first Python that has numpy, matplotlib, pandas and scipy. The python3 on the PATH may not be apt's.
 find_python() {
   local python
   for python in ${PYTHON:-} python3 /usr/bin/python3; do
-    "$python" -c 'import numpy, matplotlib, pandas' 2>/dev/null && echo "$python" && return
+    "$python" -c 'import numpy, matplotlib, pandas, scipy' 2>/dev/null && echo "$python" && return
   done
-  echo "no python3 with numpy, matplotlib and pandas was found; scripts/install_deps.sh installs one" >&2
+  echo "no python3 with numpy, matplotlib, pandas and scipy was found; scripts/install_deps.sh installs one" >&2
   return 2
 }
 
