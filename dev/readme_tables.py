@@ -25,7 +25,7 @@ import expected
 from lib import metrics
 import plan_tables
 import report
-from lib import results, section_sweep, tables, variants
+from lib import results, section_sweep, tables
 from lib.common import read_json, run as run_main, stop
 
 # {block: the results that its table shows in full}
@@ -88,17 +88,18 @@ def short_table(block):
   for name, columns in SHORT[block].items():
     result = results.read(os.path.join(bench_table.RESULTS, name + "_cpu.json"))
     notes.append(f"{name}_cpu.json: {result['steps']} steps of {result['tokens_per_step']} tokens, {result['commit']}")
-    best, _ = section_sweep.at_best(result)
-    accuracies = section_sweep.measured_by("accuracy", best) if result["best_of"] else None
+    grid = results.Grid(result)
+    accuracies = result["best_of"] and grid.has("accuracy")
     digits = "{:.2f}" if accuracies else "{:.3f}"
-    for row, cells in section_sweep.grid(accuracies or best).items():
+    found = grid.statistics("accuracy" if accuracies else "loss")
+    for row in grid.rows:
       rows.setdefault(row, [row]).extend(
-          narrow(variants.mean_text([*cells[column].losses.values()], digits, len(result["seeds"])))
+          narrow(section_sweep.mean_text(found.loc[row, column], digits, len(result["seeds"])))
           for column in columns.values())
     head += columns
   what = "accuracy" if accuracies else "loss, nats per token"
   return "\n\n".join([tables.markdown([f"{what} at", *head], [*rows.values()]),
-                      f"{len(result['seeds'])} seeds. {metrics.INTERVAL}. {'; '.join(notes)}."])
+                      f"{len(result['seeds'])} seeds. {section_sweep.INTERVAL}. {'; '.join(notes)}."])
 
 
 def from_results():

@@ -8,8 +8,6 @@ their mean and range, and below the losses of the runs. A correct run of another
 with a chance of 2 in n + 1 at each length. So a loss counts as unexpected only outside the mean -+ t s sqrt(1 + 1 / n),
 which another seed leaves once in a hundred times (s: standard deviation; t: Student's, n - 1 degrees of freedom).
 """
-import math
-import statistics
 import sys
 
 from lib import metrics, results, section_sweep, tables
@@ -19,47 +17,49 @@ SEEDS = 4  # at least: the intervals of fewer hold nearly everything
 
 
 def bounds(losses):
-  """The interval that holds a further seed's loss 99 times in 100."""
-  n = len(losses)
-  if n < SEEDS:
-    raise UserError(f"{n} seeds: at least {SEEDS} are needed to say what another one gives")
-  width = metrics.student(0.99, n - 1) * statistics.stdev(losses) * math.sqrt(1 + 1 / n)
-  return statistics.mean(losses) - width, statistics.mean(losses) + width
+  """By row of a table with a column for each seed: what holds a further seed's loss 99 times in 100."""
+  found = results.statistics(losses, 0.99)
+  if (few := found["count"].min()) < SEEDS:
+    raise UserError(f"{few} seeds: at least {SEEDS} are needed to say what another one gives")
+  width = found["half"] * (found["count"] + 1) ** 0.5  # a mean's comes from 1 / n, this from 1 + 1 / n
+  return (found["mean"] - width).tolist(), (found["mean"] + width).tolist()
 
 
-def spread(losses):
-  return "%.3f (%.3f to %.3f)" % (statistics.mean(losses), min(losses), max(losses))
+def check_run(run, axis, result):
+  """A UserError unless there are losses to compare the run's with; else its label."""
+  section, _, key = axis.rpartition(".")
+  label = str(metrics.section(run.config, section).get(key))
+  if label not in result["axes"][axis]:
+    raise UserError(f"{run.label}: {axis} is {label}; there are losses to compare with for "
+                    f"{', '.join(result['axes'][axis])}")
+  steps = str(metrics.section(run.config, "train").get("steps"))
+  if steps != result["steps"]:
+    raise UserError(f"{run.label}: train.steps is {steps}; the losses to compare with are of "
+                    f"{result['steps']} steps")
+  return label
 
 
 def table(result, runs=()):
-  """(the table, the losses outside: texts): a row for each variant, mean and range over the seeds, then one a run."""
-  (axis, _), = result["axes"].items()
-  section, _, key = axis.rpartition(".")
-  own = {label: [] for label in section_sweep.grid(result)}
-  for run in runs:
-    variant = str(metrics.section(run.config, section).get(key))
-    if variant not in own:
-      raise UserError(f"{run.label}: {axis} is {variant}; there are losses to compare with for {', '.join(own)}")
-    if (steps := str(metrics.section(run.config, "train").get("steps"))) != result["steps"]:
-      raise UserError(f"{run.label}: train.steps is {steps}; the losses to compare with are of {result['steps']} steps")
-    own[variant].append(run)
+  """(the table, the losses outside: texts): mean and range of each variant, then its runs' losses."""
+  (axis, labels), = result["axes"].items()
+  owners = [check_run(run, axis, result) for run in runs]
+  losses, lengths = results.Grid(result).by_seed(), [*map(str, result["lengths"])]
   rows, outside = [], []
-  for label, row in section_sweep.grid(result).items():
-    losses = {length: list(cell.losses.values()) for length, cell in row.items()}
-    rows.append([f"{label}, {section_sweep.seeds_text(result)}", *map(spread, losses.values())])
-    for run in own[label]:
-      cells = []
-      for length, expected in losses.items():
-        if not (found := run.row.get(int(length))):
-          cells.append("-")
+  for label in labels:
+    known = losses.loc[label].loc[lengths]
+    spread = zip(known.mean(axis=1), known.min(axis=1), known.max(axis=1))
+    rows.append([f"{label}, {section_sweep.seeds_text(result)}",
+                 *("%.3f (%.3f to %.3f)" % numbers for numbers in spread)])
+    for run in (run for run, owner in zip(runs, owners) if owner == label):
+      found = [run.row.get(length) for length in result["lengths"]]
+      rows.append([run.label, *("%.3f" % e.loss if e else "-" for e in found)])
+      for length, e, low, high in zip(lengths, found, *bounds(known)):
+        if not e:
           outside.append(f"{run.label} at {length}: no loss")
-          continue
-        low, high = bounds(expected)
-        cells.append("%.3f" % found.loss)
-        if not low <= found.loss <= high:
-          outside.append("%s at %s: %.3f, expected %.3f to %.3f" % (run.label, length, found.loss, low, high))
-      rows.append([run.label, *cells])
-  return tables.markdown(["validation loss at length", *losses], rows), outside
+        elif not low <= e.loss <= high:
+          numbers = run.label, length, e.loss, low, high
+          outside.append("%s at %s: %.3f, expected %.3f to %.3f" % numbers)
+  return tables.markdown(["validation loss at length", *lengths], rows), outside
 
 
 def main():

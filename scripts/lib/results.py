@@ -1,67 +1,119 @@
-"""The file of sweep.py --results, for every script that reads it: its fields and their check. Standard library only."""
+"""The results of sweep.py: a file of JSON, and its runs as tables of pandas."""
 from __future__ import annotations
-import json
+import itertools
 import shlex
+import sys
 
-from lib.common import UserError, read_json
-from lib.metrics import finite
+from lib.common import UserError, read_json, stop
 
-CHARTS = ("lengths", "lines", "bars", "lr")
+try:
+  import pandas
+  from scipy import special
+except ImportError as error:
+  stop(f"{sys.executable} has no {error.name}; {sys.executable} -m pip install pandas scipy, or use "
+       "/usr/bin/python3, for which scripts/install_deps.sh installs both")
 
-
-def list_of(good, value: object) -> bool:
-  return isinstance(value, list) and bool(value) and all(map(good, value))
-
-
-def whole(value: object) -> bool:
-  return type(value) is int and 0 <= value < 2**53
-
-
-def number(value: object) -> bool:
-  return finite(value) is not None
-
-
-# The types of the fields of results: whether a value has the type, and its name.
-TEXT = lambda value: isinstance(value, str), "a text"
-WHOLES = lambda value: list_of(whole, value), "a list of whole numbers"
-NUMBER = lambda value: value is None or number(value), "a number or null"
-CHART = lambda value: value in list(CHARTS), f"one of {', '.join(CHARTS)}"
-COUNT = lambda value: isinstance(value, str) or whole(value), "a text or a whole number"  # "8 or 16": of an axis
-RESULT = {"name": TEXT, "size": TEXT, "config": TEXT, "steps": COUNT, "tokens_per_step": COUNT, "command": TEXT,
-          "commit": (lambda value: True, "there"), "device": (lambda value: True, "there"),
-          "context": (whole, "a whole number"), "contexts": WHOLES, "chart": CHART, "seeds": WHOLES, "lengths": WHOLES,
-          "mode": (lambda value: value in ("windows", "suffix"), "windows or suffix"),
-          "set": (lambda value: isinstance(value, dict), "an object"),
-          "axes": (lambda value: isinstance(value, dict) and value
-                   and all(list_of(TEXT[0], labels) for labels in value.values()), "lists of texts by axis"),
-          "runs": (lambda value: list_of(lambda run: isinstance(run, dict), value), "a list of objects")}
-ENTRY = {"name": TEXT, "state": TEXT, "why": TEXT, "seed": (whole, "a whole number"), "initial": NUMBER, "loss": NUMBER,
-         "losses": (lambda value: isinstance(value, dict) and all(map(number, value.values())), "numbers by length")}
-SHARES = "accuracy", "exact"  # of labels, by length
-ENTRY.update(dict.fromkeys(("bits_per_byte", *SHARES), ENTRY["losses"]))
+SHARES = "accuracy", "exact"  # of labels
+MEASURES = "loss", "bits_per_byte", *SHARES
+FIELDS = ("name", "size", "config", "steps", "tokens_per_step", "command", "commit", "device",
+          "context", "seeds")
 
 
 def read(path: str) -> dict:
-  """What --results wrote, with every field that is read of it checked here."""
+  """What --results wrote. A UserError unless its tables can be made."""
   result = read_json(path)
-
-  def check(entry, fields, where=""):
-    for key, (good, what) in fields.items():
-      if key not in entry or not good(entry[key]):
-        found = json.dumps(entry[key])[:40] if key in entry else "missing"
-        raise UserError(f"{path} does not hold results of scripts/sweep.py: {where}{key} is {found}, must be {what}; "
-                        f"scripts/sweep.py SWEEP.json --table --results {shlex.quote(path)} writes it again")
-  if isinstance(result, dict):
-    result.setdefault("mode", "windows")  # of older results, which may lack "set" too
-    result.setdefault("set", {})
-    result.setdefault("best_of", "")
-    result.setdefault("contexts", [result.get("context")])
-  check(result if isinstance(result, dict) else {}, RESULT)
-  check(result, {"best_of": (lambda axis: axis in ("", *result["axes"]), "one of the axes")})
-  axes = {"labels": (lambda labels: isinstance(labels, dict) and labels.keys() == result["axes"].keys() and all(
-      label in result["axes"][axis] for axis, label in labels.items()), "one of the labels of each axis")}
-  for number, entry in enumerate(result["runs"]):
-    for key in ("bits_per_byte", *SHARES):
-      entry.setdefault(key, {})  # older results lack it
-    check(entry, {**ENTRY, **axes}, f"runs[{number}].")
+  try:
+    result = {"mode": "windows", "set": {}, "best_of": "", "contexts": [result["context"]],
+              **result}  # older results lack these
+    Grid(result)
+    [result[key] for key in FIELDS]
+    [run[key] for run in result["runs"] for key in ("name", "why")]
+  except (LookupError, TypeError, ValueError, AttributeError) as error:
+    raise UserError(f"{path} does not hold results of scripts/sweep.py ({type(error).__name__}: {error}); "
+                    f"scripts/sweep.py SWEEP.json --table --results {shlex.quote(path)} writes it again")
   return result
+
+
+def statistics(values, chance: float = 0.95):
+  """Of the rows of a table, with a column for each seed: count, mean, and the half width of the
+  interval that holds the mean with this chance (Student's t), NaN for a single value."""
+  count = values.count(axis=1)
+  width = values.sem(axis=1) * special.stdtrit((count - 1).clip(lower=1), 0.5 + chance / 2)
+  return pandas.DataFrame({"count": count, "mean": values.mean(axis=1), "half": width})
+
+
+def best(found):
+  """By row, the column with the lowest mean, among those with the most seeds and none that diverged."""
+  good = found[(found["count"] > 0) & (found["diverged"] == 0)].reset_index()
+  good = good.sort_values(["count", "mean", "column"], ascending=[False, True, True])
+  return good.drop_duplicates("row").set_index("row")["column"]
+
+
+class Grid:
+  """Results as tables.
+
+  rows: the combinations of all axes but the one along x and best_of, as text. columns: the lengths,
+  or the values of the axis along x, of losses at the trained length. data: for each run and column
+  its row, column, seed, state, initial loss and MEASURES (NaN where it has none); of best_of, only
+  the runs with each row's best value, chosen: {row: value}."""
+
+  def __init__(self, result: dict):
+    axes, best_of = result["axes"], result.get("best_of", "")
+    self.result, self.chosen = result, {}
+    self.x = None if result["chart"] == "lengths" else next(iter(axes))
+    others = [axis for axis in axes if axis not in (self.x, best_of)]
+    label = lambda labels: ", ".join(labels) or "loss"
+    self.columns = axes[self.x] if self.x else [*map(str, result["lengths"])]
+    self.rows = [*map(label, itertools.product(*(axes[axis] for axis in others)))]
+    cells = []
+    for run in result["runs"]:
+      labels, losses = run["labels"], run["losses"]
+      main = next((length for length, loss in losses.items() if loss == run["loss"]), None)
+      for column in [labels[self.x]] if self.x else self.columns:
+        length = main if self.x else column
+        cells.append({
+            "row": label([labels[axis] for axis in others]), "column": column, "seed": run["seed"],
+            "state": run["state"], "initial": run["initial"], "value": labels.get(best_of, ""),
+            "main": run["loss"], "loss": run["loss"] if self.x else losses.get(length),
+            **{key: run.get(key, {}).get(length) for key in MEASURES[1:]}})
+    data = pandas.DataFrame(cells).astype({key: float for key in ("initial", "main", *MEASURES)})
+    if best_of:  # by the loss in the first column
+      first = data[data["column"] == self.columns[0]].assign(column=lambda cells: cells["value"])
+      tops = best(self._statistics(first, "main", self.rows, axes[best_of]))
+      self.chosen = {row: tops.get(row, axes[best_of][0]) for row in self.rows}
+      data = data[data["value"] == data["row"].map(self.chosen)]
+    self.data = data
+
+  def by_seed(self, measure="loss"):
+    """Of complete runs: a row for each (row, column), a column for each seed."""
+    return self._by_seed(self.data, measure, self.rows, self.columns)
+
+  def statistics(self, measure="loss"):
+    """By (row, column): count, mean, half, and how many runs diverged."""
+    return self._statistics(self.data, measure, self.rows, self.columns)
+
+  def has(self, measure) -> bool:
+    """Whether all losses have this measure too, and there are any."""
+    there = self.data[measure].notna()
+    return there.any() and there.equals(self.data["loss"].notna())
+
+  def sensitivity(self):
+    """By row: the mean over the columns of min(loss, that of step 0), less the lowest; NaN unless
+    each column has a run."""
+    data = self.data[self.data["state"].isin(["complete", "diverged"]) & self.data["initial"].notna()]
+    least = data.assign(least=data[["loss", "initial"]].min(axis=1))
+    means = least.pivot_table(index="row", columns="column", values="least")
+    means = means.reindex(index=self.rows, columns=self.columns)
+    return means.mean(axis=1, skipna=False) - means.min(axis=1)
+
+  @staticmethod
+  def _by_seed(data, measure, rows, columns):
+    cells = pandas.MultiIndex.from_product([rows, columns], names=["row", "column"])
+    complete = data[data["state"] == "complete"].set_index(["row", "column", "seed"])
+    return complete[measure].unstack("seed").reindex(cells)
+
+  @classmethod
+  def _statistics(cls, data, measure, rows, columns):
+    found = statistics(cls._by_seed(data, measure, rows, columns))
+    lost = data[data["state"] == "diverged"].groupby(["row", "column"]).size()
+    return found.assign(diverged=lost.reindex(found.index, fill_value=0))

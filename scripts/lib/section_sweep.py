@@ -1,196 +1,165 @@
-"""The section of a sweep's results (results.py): losses, paired differences, and the chart that the sweep names."""
+"""A sweep's results as text, LaTeX, CSV and a chart: losses, paired differences, what they are of."""
 from __future__ import annotations
-import collections
 import functools
-import itertools
-import statistics
+import re
 
-from lib import drawing, metrics, results, tables, variants
+from lib import drawing, results, tables, variants
+from lib.results import Grid, statistics
 from lib.sections import Section, Text
 
-# losses: by seed, of runs that did not diverge; capped: of all, at most that of step 0; diverged: how many
-Cell = collections.namedtuple("Cell", "losses capped diverged")
+NAMES = {"bits_per_byte": "bits per byte", "accuracy": "accuracy of the labels", "exact": "exact windows"}
+INTERVAL = "± is the 95% interval of a mean over seeds (Student's t, n - 1 degrees of freedom)"
 
 
-def x_axis(result: dict) -> str | None:
-  """The axis whose values are the columns; None if these are lengths."""
-  return None if result["chart"] == "lengths" else next(iter(result["axes"]))
+# ---------------------------------------------------------------------------------------------------------- the tables
+
+def mean_text(found, digits="{:.3f}", seeds=0, share=False) -> str:
+  """A mean with its interval, never as ± 0, an accident of few seeds. found: a row of statistics().
+  seeds: how many there should be. share: from 0 to 1, which an interval of two seeds may not be."""
+  count, mean, half = int(found["count"]), found["mean"], found["half"]
+  if not count:
+    return "-"
+  text = (digits if abs(mean) < 1e15 else "{:.3g}").format(mean)
+  if share and count == 2 and half > min(mean, 1 - mean):
+    text += " (2 seeds are too few for an interval)"
+  elif count > 1:
+    width = digits.replace("+", "").format(half)
+    text += f" ± {width}" if re.search("[1-9]", width) else " ± <" + re.sub("0$", "1", width)
+  return text + f" ({count} of {seeds} seeds)" * (count < seeds)
 
 
-def row_of(entry: dict, *columns: str | None) -> str:
-  return ", ".join(label for axis, label in entry["labels"].items() if axis not in columns) or "loss"
+def cell_text(found, seeds: int, share: bool) -> str:
+  lost = int(found["diverged"])
+  if lost and not found["count"]:
+    return "diverged"
+  text = mean_text(found, seeds=seeds - lost, share=share)
+  return text + f" ({lost} diverged)" * (lost > 0)
 
 
-def grid(result: dict) -> dict[str, dict[str, Cell]]:
-  """{row: {column: Cell}}, both as text: a row is a combination of the axes but the one along x, a column a length or a
-  value of that axis."""
-  by_length, x = result["chart"] == "lengths", x_axis(result)
-  others = [values for axis, values in result["axes"].items() if axis != x]
-  columns = [str(length) for length in result["lengths"]] if by_length else result["axes"][x]
-  rows = {", ".join(labels) or "loss": {column: Cell({}, {}, 0) for column in columns}
-          for labels in itertools.product(*others)}
-  for entry in result["runs"]:
-    row = rows[row_of(entry, x)]
-    for column in columns if by_length else [entry["labels"][x]]:
-      losses, capped, diverged = row[column]
-      loss = entry["losses"].get(column) if by_length else entry["loss"]
-      if entry["state"] == "complete" and loss is not None:
-        losses[entry["seed"]] = loss
-      if entry["state"] in ("complete", "diverged") and entry["initial"] is not None:
-        capped[entry["seed"]] = entry["initial"] if loss is None else min(loss, entry["initial"])
-      row[column] = Cell(losses, capped, diverged + (entry["state"] == "diverged"))
-  return rows
+def measured(grid: Grid, measure: str) -> str:
+  suffix = grid.result.get("mode") == "suffix"
+  return NAMES.get(measure) or ("loss of the last targets" if suffix else "validation loss")
 
 
-def cell_text(cell: Cell, seeds: int, share: bool = False) -> str:
-  if not cell.losses:
-    return "diverged" if cell.diverged else "-"
-  return (variants.mean_text([*cell.losses.values()], seeds=seeds - cell.diverged, share=share)
-          + (f" ({cell.diverged} diverged)" if cell.diverged else ""))
+def markdown(what: str, cells) -> tables.Table:
+  return tables.markdown([what, *cells], cells.reset_index().to_numpy().tolist())
 
 
-def sensitivity(row: dict[str, Cell]) -> float | None:
-  """None unless each rate has a run."""
-  means = [statistics.mean(cell.capped.values()) for cell in row.values() if cell.capped]
-  return statistics.mean(means) - min(means) if len(means) == len(row) else None
+def table(grid: Grid, measure: str = "loss") -> tables.Table:
+  """Means, and of the chart lr the best rate and the sensitivity to it."""
+  found, share = grid.statistics(measure), measure in results.SHARES
+  cells = found.apply(cell_text, axis=1, seeds=len(grid.result["seeds"]), share=share)
+  cells = cells.unstack()[grid.columns].loc[grid.rows]
+  if grid.result["chart"] == "lr" and not share:
+    tops = results.best(found)
+    even = grid.sensitivity().dropna() if measure == "loss" else {}
+    cells["best"] = [f"{cells[tops[row]][row]} at {tops[row]}" if row in tops else "-"
+                     for row in grid.rows]
+    cells["sensitivity"] = [f"{even[row]:.3f}" if row in even else "-" for row in grid.rows]
+  return markdown(f"{measured(grid, measure)} at {grid.x or 'length'}", cells)
 
 
-def best(row: dict[str, Cell]) -> tuple[str, Cell] | None:
-  """(column, Cell) with the lowest mean loss among those with the most seeds, and none that diverged; or None."""
-  found = {column: cell for column, cell in row.items() if cell.losses and not cell.diverged}
-  order = lambda item: (-len(item[1].losses), statistics.mean(item[1].losses.values()), item[0])
-  return min(found.items(), key=order) if found else None
-
-
-def at_best(result: dict) -> tuple[dict, dict[str, str]]:
-  """(the results without the axis best_of, {row: its best value}): of each row, the runs with the value of the lowest
-  mean loss in the first column, or with the first value if all diverged."""
-  best_of, x = result.get("best_of"), x_axis(result)
-  if not best_of:
-    return result, {}
-
-  def along(axes, runs):
-    return {**result, "axes": {axis: result["axes"][axis] for axis in axes},
-            "runs": [{**entry, "labels": {axis: entry["labels"][axis] for axis in axes}} for entry in runs]}
-
-  rest = [axis for axis in result["axes"] if axis not in (best_of, x)]
-  first = [entry for entry in result["runs"] if not x or entry["labels"][x] == result["axes"][x][0]]
-  rows = grid({**along([best_of, *rest], first), "chart": "lines"})
-  chosen = {row: (best(cells) or result["axes"][best_of])[0] for row, cells in rows.items()}
-  kept = [entry for entry in result["runs"] if entry["labels"][best_of] == chosen[row_of(entry, x, best_of)]]
-  return along([axis for axis in result["axes"] if axis != best_of], kept), chosen
-
-
-def loss_name(result: dict) -> str:
-  return "loss of the last targets" if result.get("mode") == "suffix" else "validation loss"
-
-
-def measured_by(key: str, result: dict) -> dict | None:
-  """The results with bits per byte, which alone compare tokenizers, or the accuracy of labels, as losses; None unless
-  all losses have theirs."""
-  if not all(entry["losses"].keys() == entry.get(key, {}).keys() for entry in result["runs"]):
-    return None
-  if not any(entry["losses"] for entry in result["runs"]):
-    return None
-  of_loss = lambda entry, found: next((found[n] for n, loss in entry["losses"].items() if loss == entry["loss"]), None)
-  return {**result, "runs": [{**entry, "losses": found, "loss": of_loss(entry, found), "initial": None}
-                             for entry in result["runs"] for found in [entry.get(key, {})]]}
-
-
-def table(result: dict, name: str | None = None) -> tables.Table:
-  """name: of what is measured instead of losses."""
-  rows, seeds, lr = grid(result), len(result["seeds"]), result["chart"] == "lr" and name in (None, "bits per byte")
-  what = f"{name or loss_name(result)} at {'length' if result['chart'] == 'lengths' else next(iter(result['axes']))}"
-  lines = []
-  for label, row in rows.items():
-    top, even = best(row), sensitivity(row)
-    share = name in map(MEASURES.get, results.SHARES)
-    lines.append([label, *(cell_text(cell, seeds, share) for cell in row.values())] + lr * [
-        f"{cell_text(top[1], seeds)} at {top[0]}" if top else "-", "-" if even is None else "%.3f" % even])
-  return tables.markdown([what, *next(iter(rows.values()))] + lr * ["best", "sensitivity"], lines)
-
-
-def paired(one: dict[int, float], other: dict[int, float]) -> str:
-  """Mean difference of the losses over the seeds that both have, with its interval, as text."""
-  return variants.mean_text([one[seed] - other[seed] for seed in one if seed in other], "{:+.3f}")
-
-
-def difference_table(result: dict, name: str = "in nats") -> tables.Table | str:
-  """Same seed, same order of data: the rows less the first one. "" for a single row. name: of what is measured."""
-  (first, base), *others = grid(result).items()
-  lr = result["chart"] == "lr"
-  lines, counts = [], set()  # of seeds that both have
-  for label, row in others:
-    tops = [best(base), best(row)]
-    pairs = [(cell.losses, base[column].losses) for column, cell in row.items()]
-    lines.append([f"{label} - {first}", *(paired(*pair) for pair in pairs)]
-                 + lr * [paired(tops[1][1].losses, tops[0][1].losses) if all(tops) else "-"])
-    counts |= {len(one.keys() & other.keys()) for one, other in pairs} - {0}
-  seeds = " to ".join(map(str, sorted({min(counts, default=0), max(counts, default=0)})))
-  head = f"difference {name}" + (f", paired by seed, n = {seeds}" if max(counts, default=0) > 1 else ", one seed")
-  return tables.markdown([head, *base] + lr * ["best less best"], lines) if lines else ""
+def difference_table(grid: Grid, measure: str = "loss") -> tables.Table | str:
+  """Same seed, same order of data: the rows less the first one; "" if there is none to pair."""
+  (first, *others), values = grid.rows, grid.by_seed(measure)
+  if not others or values.empty:
+    return ""
+  gaps = values.groupby(level="column").transform(lambda rows: rows - rows.iloc[0])
+  found = statistics(gaps.loc[others])
+  text = functools.partial(mean_text, digits="{:+.3f}")
+  cells = found.apply(text, axis=1).unstack()[grid.columns]
+  if grid.result["chart"] == "lr":
+    tops = results.best(grid.statistics(measure))
+    best = values.loc[[*tops.items()]].droplevel("column").reindex(grid.rows)
+    cells["best less best"] = statistics(best - best.loc[first]).apply(text, axis=1)
+  cells = cells.loc[others].rename(lambda row: f"{row} - {first}")
+  counts = sorted({*found["count"]} - {0}) or [0]
+  several = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+  paired = f", paired by seed, n = {several}" if counts[-1] > 1 else ", one seed"
+  name = "in nats" if measure == "loss" else "of accuracy"
+  return markdown(f"difference {name}{paired}", cells)
 
 
 def seeds_text(result: dict) -> str:
   """How many have a result: "3 seeds", or "1 of 3 seeds"."""
   count = len(result["seeds"])
-  found = len({entry["seed"] for entry in result["runs"] if entry["state"] in ("complete", "diverged")})
+  ended = [run for run in result["runs"] if run["state"] in ("complete", "diverged")]
+  found = len({run["seed"] for run in ended})
   return f"{found} of " * (found < count) + f"{count} seed{'s' * (count > 1)}"
 
 
-def means_text(result: dict) -> str:
-  """How many seeds its means are of: "1 to 2 seeds", or as seeds_text() if all are of the same number."""
-  counts = {len(cell.losses) for row in grid(result).values() for cell in row.values()} - {0}
-  return f"{min(counts)} to {max(counts)} seeds" if len(counts) > 1 else seeds_text(result)
+def means_text(grid: Grid) -> str:
+  """How many seeds its means are of: "1 to 2 seeds", or as seeds_text() if all have as many."""
+  counts = {*grid.statistics()["count"]} - {0}
+  return f"{min(counts)} to {max(counts)} seeds" if len(counts) > 1 else seeds_text(grid.result)
 
 
 def note(result: dict) -> str:
   """What the figures are of, one sentence."""
-  states = collections.Counter(entry["state"] for entry in result["runs"])
-  missing = "".join(f", {states[state]} {state}" for state in ("diverged", "failed", "missing") if states[state])
-  missing += f", means of {means_text(result)}" * (means_text(result) != seeds_text(result))
-  settings = "".join(f", {key}={value}" for key, value in result.get("set", {}).items())
-  return (f"{seeds_text(result)}, {result['steps']} steps of {result['tokens_per_step']} tokens ({result['config']}"
-          f"{settings}, commit {result['commit']}, {result['device']}){missing}; losses in nats per token.")
+  states = [run["state"] for run in result["runs"]]
+  seeds, means = seeds_text(result), means_text(Grid({**result, "best_of": ""}))
+  missing = "".join(f", {states.count(state)} {state}" for state in ("diverged", "failed", "missing")
+                    if state in states)
+  missing += f", means of {means}" * (means != seeds)
+  settings = "".join(f", {key}={value}" for key, value in result["set"].items())
+  return (f"{seeds}, {result['steps']} steps of {result['tokens_per_step']} tokens "
+          f"({result['config']}{settings}, commit {result['commit']}, {result['device']}){missing}; "
+          "losses in nats per token.")
 
 
-MEASURES = {"bits_per_byte": "bits per byte", "accuracy": "accuracy of the labels", "exact": "exact windows"}
+def all_tables(grid: Grid) -> list[tables.Table]:
+  """Of losses and what else was measured; differences of accuracies, where labels have them."""
+  measures = ["loss", *filter(grid.has, NAMES)]
+  differences = difference_table(grid, "accuracy" if "accuracy" in measures else "loss")
+  return [table(grid, measure) for measure in measures] + [differences] * bool(differences)
 
 
 def texts(result: dict) -> list[str]:
-  """The tables, then what the figures are of and what ± is. Differences are of accuracies, where labels have them."""
-  said = note(result)
-  result, chosen = at_best(result)
-  if chosen:
+  """The tables, then what the figures are of and what ± is."""
+  grid = Grid(result)
+  found, said = all_tables(grid), note(result)
+  if grid.chosen:
     said += (f" Each row has its best {result['best_of']}, by the mean loss in the first column: "
-             f"{', '.join(f'{row} {value}' for row, value in chosen.items())}.")
-  interval = f" {metrics.INTERVAL}." * any(" ± " in cell for row in table(result).rows for cell in row)
-  others = [(name, measured_by(key, result)) for key, name in MEASURES.items()]
-  accuracies = measured_by("accuracy", result)
-  differences = difference_table(accuracies, "of accuracy") if accuracies else difference_table(result)
-  return list(filter(None, (table(result), *(found and table(found, name) for name, found in others), differences,
-                            said + interval)))
+             f"{', '.join(f'{row} {value}' for row, value in grid.chosen.items())}.")
+  return [*found, said + f" {INTERVAL}." * (" ± " in found[0])]
 
 
-# ------------------------------------------------------------------------------------------------------------ the chart
+def csv(grid: Grid) -> str:
+  """A line for each measure, row and column, with what the tables' cells are made of."""
+  found = {measure: grid.statistics(measure) for measure in ("loss", *filter(grid.has, NAMES))}
+  return results.pandas.concat(found, names=["measure"]).to_csv()
 
-def draw_row(kind, axes, number, rows, look, places, cells):
-  shown = [(place, [*cell.losses.values()]) for place, cell in zip(places, cells) if cell.losses]
-  at, values = [place for place, _ in shown], [values for _, values in shown]
-  means, spread = [*map(statistics.mean, values)], [*map(metrics.half_width, values)]
+
+SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+           "±": r"$\pm$", "<": "$<$", **{letter: "\\" + letter for letter in "&%$#_{}"}}
+
+
+def latex(grid: Grid) -> str:
+  """The tables for the package booktabs."""
+  line = lambda cells: " & ".join("".join(SPECIAL.get(c, c) for c in cell) for cell in cells) + r" \\"
+  return "\n".join("\n".join([
+      r"\begin{tabular}{l" + "r" * (len(made.head) - 1) + "}", r"\toprule", line(made.head), r"\midrule",
+      *map(line, made.rows), r"\bottomrule", r"\end{tabular}", ""]) for made in all_tables(grid))
+
+
+# ----------------------------------------------------------------------------------------------------------- the chart
+
+def draw_row(kind, axes, number, count, look, places, found):
+  """A row's line or bars, with intervals, and crosses where runs diverged."""
+  there = (found["count"] > 0).to_numpy()
+  at = [place for place, shown in zip(places, there) if shown]
+  means, spread = found["mean"][there], found["half"].fillna(0)[there]
   if kind == "bars":
-    width = 0.8 / rows
-    axes.bar([place + (number - (rows - 1) / 2) * width for place in at], means, width, yerr=spread, capsize=2,
-             hatch=["", "//", "..", "xx"][(number + number // 8) % 4], edgecolor="white", ecolor="black",
-             color=look["color"], label=look["label"])
-  elif kind == "lengths":
-    axes.errorbar(drawing.apart(at, number, rows), means, yerr=spread, capsize=3, markersize=4, linewidth=1.6, **look)
-  else:
-    axes.plot(at, means, markersize=4, linewidth=1.6, **look)
-    axes.fill_between(at, [*map(min, values)], [*map(max, values)], color=look["color"], alpha=0.15, linewidth=0)
-    lost = [place for place, cell in zip(places, cells) if cell.diverged]
-    axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7, markeredgewidth=2,
-              transform=axes.get_xaxis_transform(), clip_on=False)
+    width = 0.8 / count
+    axes.bar([place + (number - (count - 1) / 2) * width for place in at], means, width, yerr=spread,
+             hatch=["", "//", "..", "xx"][(number + number // 8) % 4], edgecolor="white",
+             ecolor="black", capsize=2, color=look["color"], label=look["label"])
+    return
+  at = drawing.apart(at, number, count) if kind == "lengths" else at
+  axes.errorbar(at, means, yerr=spread, capsize=3, markersize=4, linewidth=1.6, **look)
+  lost = [place for place, diverged in zip(places, found["diverged"]) if diverged and kind != "lengths"]
+  axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7,
+            markeredgewidth=2, transform=axes.get_xaxis_transform(), clip_on=False)
 
 
 def of_key(key: str) -> str:
@@ -199,23 +168,32 @@ def of_key(key: str) -> str:
   return f"{'learning rate' if words == 'lr' else words} ({key})" if "." in key else key
 
 
+def label_columns(axes, columns, places):
+  """The ticks: all columns, or those that have room."""
+  wide = max(map(len, columns))
+  crowded = wide * len(columns) >= 70
+  at = [axes.get_xaxis_transform().transform((place, 0))[0] / axes.bbox.width for place in places]
+  kept = drawing.legible(at, 0 if crowded else 0.018 * wide)
+  slant = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+  names = [drawing.in_text(column, 24) * (place in kept) for column, place in zip(columns, at)]
+  axes.set_xticks(places, names, **slant)
+  axes.minorticks_off()
+
+
 def draw(result, axes):
   """Accuracies, where labels have them, otherwise losses."""
-  what = f"{loss_name(result)} (nats per token)"
-  result, _ = at_best(result)
-  if accuracies := measured_by("accuracy", result):
-    result, what = accuracies, MEASURES["accuracy"]
-  rows, kind = grid(result), result["chart"]
-  columns, cells = list(next(iter(rows.values()))), [cell for row in rows.values() for cell in row.values()]
+  grid = Grid(result)
+  measure = "accuracy" if grid.has("accuracy") else "loss"
+  kind, found, even = result["chart"], grid.statistics(measure), grid.sensitivity()
   try:
-    places = list(range(len(columns))) if kind == "bars" else [float(column) for column in columns]
+    places = [*range(len(grid.columns))] if kind == "bars" else [*map(float, grid.columns)]
   except ValueError:  # names
-    places, kind = list(range(len(columns))), "lines"
-  for number, (label, row) in enumerate(rows.items()):
-    if kind == "lr" and (even := sensitivity(row)) is not None:
-      label += " (sensitivity %.3f)" % even
+    places, kind = [*range(len(grid.columns))], "lines"
+  for number, row in enumerate(grid.rows):
+    known = kind == "lr" and measure == "loss" and bool(even[row] == even[row])
+    label = row + f" (sensitivity {even[row]:.3f})" * known
     look = {**variants.look(number), "label": drawing.in_text(label)}
-    draw_row(kind, axes, number, len(rows), look, places, row.values())
+    draw_row(kind, axes, number, len(grid.rows), look, places, found.loc[row].loc[grid.columns])
   x = of_key(next(iter(result["axes"])))
   if kind == "lengths":
     x = "evaluated length (tokens; dashed: the trained one)"
@@ -226,31 +204,26 @@ def draw(result, axes):
     if all(places):
       axes.set_xscale("log")
     else:  # 0 has a place of its own, half as far from the smallest rate as a decade is wide
-      axes.set_xscale("symlog", linthresh=min(filter(None, places), default=1), linscale=0.5)
-    x += "; a cross at the top: some run diverged" if any(cell.diverged for cell in cells) else ""
+      least = min(filter(None, places), default=1)
+      axes.set_xscale("symlog", linthresh=least, linscale=0.5)
+    x += "; a cross at the top: some run diverged" * bool(found["diverged"].any())
   elif kind == "bars":  # losses differ little: from 0 they would all look alike
-    means = [statistics.mean(cell.losses.values()) for cell in cells if cell.losses] or [0, 1]
+    means = found["mean"].dropna().tolist() or [0, 1]
     gap = max(means) - min(means) + 1e-3
     axes.set_ylim(min(means) - 0.5 * gap, max(means) + 0.3 * gap)
   if kind != "lengths":
-    crowded = max(map(len, columns)) * len(columns) >= 70
-    at = axes.get_xaxis_transform().transform
-    along = [at((place, 0))[0] for place in places]
-    kept = drawing.legible([x / axes.bbox.width for x in along], 0 if crowded else 0.018 * max(map(len, columns)))
-    slant = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-    axes.set_xticks(places, [drawing.in_text(column, 24) * (x / axes.bbox.width in kept)
-                             for column, x in zip(columns, along)], **slant)
-    axes.minorticks_off()
-  spread = "95% interval" if kind in ("lengths", "bars") else "range"
-  axes.set(xlabel=drawing.in_text(x), ylabel=what,
-           title=f"Mean and {spread} of {means_text(result)}" if len(result["seeds"]) > 1 else "One seed")
+    label_columns(axes, grid.columns, places)
+  many = len(result["seeds"]) > 1
+  title = f"Mean and 95% interval of {means_text(grid)}" if many else "One seed"
+  unit = " (nats per token)" * (measure == "loss")
+  axes.set(xlabel=drawing.in_text(x), ylabel=measured(grid, measure) + unit, title=title)
 
 
 def section(result: dict, number: int) -> Section:
   """As report.py shows the results."""
   *found, said = texts(result)
-  lost = "\n".join(f"{entry['name']} {entry['state']}: {entry['why']}" for entry in result["runs"] if entry["why"])
-  said = [Text(said), *[Text(lost, "code")] * bool(lost), Text(f"Made by {result['command']}")]
+  lost = [f"{run['name']} {run['state']}: {run['why']}" for run in result["runs"] if run["why"]]
+  said = [Text(said), *[Text("\n".join(lost), "code")] * bool(lost), Text(f"Made by {result['command']}")]
   title = f"Sweep {result['name']}" + f", size {result['size']}" * bool(result["size"])
   return Section(f"sweep_{number}", title, None, "", lambda view: [*found, *said],
                  lambda view: [functools.partial(draw, result)], title + ".")

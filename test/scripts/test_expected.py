@@ -1,9 +1,10 @@
-"""scripts/expected.py: which losses another seed would give, and which not. Standard library only."""
+"""scripts/expected.py: which losses another seed would give, and which not."""
 import json
 
 from support.scripts import ScriptTest
 
 import expected  # from SCRIPTS
+from lib import results
 
 LOSSES = {"softmax": [1.59, 1.60, 1.61, 1.60, 1.60], "lssar": [1.9, 2.0, 2.1, 2.0, 2.0]}
 RESULT = {"name": "quick", "size": "", "config": "c.json", "set": {}, "seeds": [1, 2, 3, 4, 5],
@@ -25,7 +26,7 @@ class Expected(ScriptTest):
 
   def test_bounds_are_those_of_a_further_loss(self):
     # mean 2, s 0.0707; t of 4 degrees of freedom leaves 0.5% on each side beyond 4.604: -+ 4.604 x 0.0707 x sqrt(1.2)
-    low, high = expected.bounds(LOSSES["lssar"])
+    (low,), (high,) = expected.bounds(results.pandas.DataFrame([LOSSES["lssar"]]))
     self.assertAlmostEqual(low, 2 - 0.35663, places=4)
     self.assertAlmostEqual(high, 2 + 0.35663, places=4)
 

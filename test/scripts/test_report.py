@@ -381,21 +381,15 @@ class Report(ScriptTest):
     self.assertNotIn("growing context: ./train", self.source)  # not called "not measured": the sweep did
     self.assertIn("s_2 diverged: step 3: loss nan", self.source)
     without = lambda entry, key: {name: value for name, value in entry.items() if name != key}
-    for damaged, part in ((without(result, "name"), "name is missing"),
-                          ({**result, "size": 2}, "size is 2, must be a text"),
-                          (without(result, "command"), "command is missing"),
-                          ({**result, "context": None}, "context is null"),
-                          ({**result, "axes": None}, "axes is null"), ({**result, "lengths": []}, "lengths is []"),
-                          ([result], "name is missing"),
-                          ({**result, "best_of": "x"}, 'best_of is "x", must be one of the axes'),
-                          ({**result, "runs": [without(entry, "why")]}, "runs[0].why is missing"),
-                          ({**result, "runs": [{**entry, "labels": {"lr": "3"}}]}, "runs[0].labels is"),
-                          ({**result, "runs": [{**entry, "losses": {"16": "2.5"}}]},
-                           'runs[0].losses is {"16": "2.5"}')):
+    for damaged, part in ((without(result, "name"), "KeyError: 'name'"),
+                          (without(result, "command"), "KeyError: 'command'"), ([result], "TypeError: "),
+                          ({**result, "axes": None}, "TypeError: "), ({**result, "best_of": "x"}, "KeyError: 'x'"),
+                          ({**result, "runs": [without(entry, "why")]}, "KeyError: 'why'"),
+                          ({**result, "runs": [{**entry, "loss": "x"}]}, "ValueError: ")):
       with self.subTest(part):
         self.write("s.json", json.dumps(damaged))
         self.report("a", "--sweep", "s.json", code=2)
-        self.assert_error(f"s.json does not hold results of scripts/sweep.py: {part}",
+        self.assert_error(f"s.json does not hold results of scripts/sweep.py ({part}",
                           "--table --results s.json writes it again")
 
   def test_stability(self):
