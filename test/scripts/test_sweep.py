@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import unittest
 
@@ -137,6 +138,12 @@ class Sweeps(ScriptTest, Workspace):
                         **self.options)
         self.addCleanup(lambda process=process: (process.kill(), process.communicate()))
         self.wait(lambda: [self.steps(name) > 20 for name in losses] == [True, True])
+        children = self.text_of(f"/proc/{process.pid}/task/{process.pid}/children").split()
+        if number == signal.SIGKILL:  # its runs save only once the next sweep waits for them
+          self.each(children, signal.SIGSTOP)
+          timer = threading.Timer(2, self.each, (children, signal.SIGCONT))
+          timer.start()
+          self.addCleanup(timer.join)
         process.send_signal(number)
         process.wait(60)
         self.assertEqual(process.returncode, -number)
@@ -146,6 +153,10 @@ class Sweeps(ScriptTest, Workspace):
         self.assertEqual(len(self.trained), 2)
         for name in losses:
           self.assertEqual(len([line for line in self.metrics(name, "start")]), 2)
+
+  def each(self, processes, number):
+    for process in processes:
+      os.kill(int(process), number)
 
   def steps(self, name):
     try:
