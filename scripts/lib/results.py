@@ -29,8 +29,9 @@ def read(path: str) -> dict:
     [result[key] for key in FIELDS]
     [run[key] for run in result["runs"] for key in ("name", "why")]
   except (LookupError, TypeError, ValueError, AttributeError) as error:
-    raise UserError(f"{path} does not hold results of scripts/sweep.py ({type(error).__name__}: {error}); "
-                    f"scripts/sweep.py SWEEP.json --table --results {shlex.quote(path)} writes it again")
+    why = f"{type(error).__name__}: {error}"
+    again = f"scripts/sweep.py SWEEP.json --table --results {shlex.quote(path)}"
+    raise UserError(f"{path} does not hold results of scripts/sweep.py ({why}); {again} writes it again")
   return result
 
 
@@ -43,7 +44,7 @@ def statistics(values, chance: float = 0.95):
 
 
 def best(found):
-  """By row, the column with the lowest mean, among those with the most seeds and none that diverged."""
+  """By row, the column with the lowest mean of those with the most seeds and none that diverged."""
   good = found[(found["count"] > 0) & (found["diverged"] == 0)].reset_index()
   good = good.sort_values(["count", "mean", "column"], ascending=[False, True, True])
   return good.drop_duplicates("row").set_index("row")["column"]
@@ -72,11 +73,13 @@ class Grid:
       for column in [labels[self.x]] if self.x else self.columns:
         length = main if self.x else column
         cells.append({
-            "row": label([labels[axis] for axis in others]), "column": column, "seed": run["seed"],
-            "state": run["state"], "initial": run["initial"], "value": labels.get(best_of, ""),
-            "main": run["loss"], "loss": run["loss"] if self.x else losses.get(length),
-            **{key: run.get(key, {}).get(length) for key in MEASURES[1:]}})
-    data = pandas.DataFrame(cells).astype({key: float for key in ("initial", "main", *MEASURES)})
+            **{key: run[key] for key in ("seed", "state", "initial")}, "main": run["loss"],
+            **{key: run.get(key, {}).get(length) for key in MEASURES[1:]},
+            "loss": run["loss"] if self.x else losses.get(length),
+            "row": label([labels[axis] for axis in others]), "column": column,
+            "value": labels.get(best_of, "")})
+    data = pandas.DataFrame(cells)
+    data = data.astype(dict.fromkeys(("initial", "main", *MEASURES), float))
     if best_of:  # by the loss in the first column
       first = data[data["column"] == self.columns[0]].assign(column=lambda cells: cells["value"])
       tops = best(self._statistics(first, "main", self.rows, axes[best_of]))
@@ -100,9 +103,10 @@ class Grid:
   def sensitivity(self):
     """By row: the mean over the columns of min(loss, that of step 0), less the lowest; NaN unless
     each column has a run."""
-    data = self.data[self.data["state"].isin(["complete", "diverged"]) & self.data["initial"].notna()]
-    least = data.assign(least=data[["loss", "initial"]].min(axis=1))
-    means = least.pivot_table(index="row", columns="column", values="least")
+    data = self.data.dropna(subset=["initial"])
+    data = data[data["state"].isin(["complete", "diverged"])]
+    data = data.assign(least=data[["loss", "initial"]].min(axis=1))
+    means = data.pivot_table(index="row", columns="column", values="least")
     means = means.reindex(index=self.rows, columns=self.columns)
     return means.mean(axis=1, skipna=False) - means.min(axis=1)
 

@@ -102,9 +102,8 @@ def note(result: dict) -> str:
                     if state in states)
   missing += f", means of {means}" * (means != seeds)
   settings = "".join(f", {key}={value}" for key, value in result["set"].items())
-  return (f"{seeds}, {result['steps']} steps of {result['tokens_per_step']} tokens "
-          f"({result['config']}{settings}, commit {result['commit']}, {result['device']}){missing}; "
-          "losses in nats per token.")
+  return ("{}, {steps} steps of {tokens_per_step} tokens ({config}{}, commit {commit}, {device}){}; "
+          "losses in nats per token.").format(seeds, settings, missing, **result)
 
 
 def all_tables(grid: Grid) -> list[tables.Table]:
@@ -119,8 +118,8 @@ def texts(result: dict) -> list[str]:
   grid = Grid(result)
   found, said = all_tables(grid), note(result)
   if grid.chosen:
-    said += (f" Each row has its best {result['best_of']}, by the mean loss in the first column: "
-             f"{', '.join(f'{row} {value}' for row, value in grid.chosen.items())}.")
+    best = ", ".join(f"{row} {value}" for row, value in grid.chosen.items())
+    said += f" Each row has its best {result['best_of']}, by the mean loss in the first column: {best}."
   return [*found, said + f" {INTERVAL}." * (" ± " in found[0])]
 
 
@@ -136,10 +135,14 @@ SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
 
 def latex(grid: Grid) -> str:
   """The tables for the package booktabs."""
-  line = lambda cells: " & ".join("".join(SPECIAL.get(c, c) for c in cell) for cell in cells) + r" \\"
-  return "\n".join("\n".join([
-      r"\begin{tabular}{l" + "r" * (len(made.head) - 1) + "}", r"\toprule", line(made.head), r"\midrule",
-      *map(line, made.rows), r"\bottomrule", r"\end{tabular}", ""]) for made in all_tables(grid))
+  escaped = lambda cell: "".join(SPECIAL.get(letter, letter) for letter in cell)
+  line = lambda cells: " & ".join(map(escaped, cells)) + r" \\"
+  lines = []
+  for made in all_tables(grid):
+    lines += [r"\begin{tabular}{l" + "r" * (len(made.head) - 1) + "}", r"\toprule"]
+    lines += [line(made.head), r"\midrule", *map(line, made.rows), r"\bottomrule"]
+    lines += [r"\end{tabular}", ""]
+  return "\n".join(lines)
 
 
 # ----------------------------------------------------------------------------------------------------------- the chart
@@ -151,15 +154,17 @@ def draw_row(kind, axes, number, count, look, places, found):
   means, spread = found["mean"][there], found["half"].fillna(0)[there]
   if kind == "bars":
     width = 0.8 / count
-    axes.bar([place + (number - (count - 1) / 2) * width for place in at], means, width, yerr=spread,
-             hatch=["", "//", "..", "xx"][(number + number // 8) % 4], edgecolor="white",
-             ecolor="black", capsize=2, color=look["color"], label=look["label"])
+    at = [place + (number - (count - 1) / 2) * width for place in at]
+    hatch = ["", "//", "..", "xx"][(number + number // 8) % 4]
+    axes.bar(at, means, width, yerr=spread, capsize=2, hatch=hatch, edgecolor="white",
+             ecolor="black", color=look["color"], label=look["label"])
     return
   at = drawing.apart(at, number, count) if kind == "lengths" else at
   axes.errorbar(at, means, yerr=spread, capsize=3, markersize=4, linewidth=1.6, **look)
-  lost = [place for place, diverged in zip(places, found["diverged"]) if diverged and kind != "lengths"]
-  axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7,
-            markeredgewidth=2, transform=axes.get_xaxis_transform(), clip_on=False)
+  if kind != "lengths":
+    lost = [place for place, some in zip(places, found["diverged"]) if some]
+    axes.plot(lost, [0.97 - 0.04 * number] * len(lost), "x", color=look["color"], markersize=7,
+              markeredgewidth=2, transform=axes.get_xaxis_transform(), clip_on=False)
 
 
 def of_key(key: str) -> str:
@@ -222,8 +227,10 @@ def draw(result, axes):
 def section(result: dict, number: int) -> Section:
   """As report.py shows the results."""
   *found, said = texts(result)
-  lost = [f"{run['name']} {run['state']}: {run['why']}" for run in result["runs"] if run["why"]]
-  said = [Text(said), *[Text("\n".join(lost), "code")] * bool(lost), Text(f"Made by {result['command']}")]
+  lost = ["{name} {state}: {why}".format(**run) for run in result["runs"] if run["why"]]
+  said = [Text(said), Text(f"Made by {result['command']}")]
+  if lost:
+    said.insert(1, Text("\n".join(lost), "code"))
   title = f"Sweep {result['name']}" + f", size {result['size']}" * bool(result["size"])
   return Section(f"sweep_{number}", title, None, "", lambda view: [*found, *said],
                  lambda view: [functools.partial(draw, result)], title + ".")

@@ -118,7 +118,7 @@ class Runs:
       chains.setdefault((member.trained or member).name, []).append(member)
     before = {number: signal.getsignal(number) for number in STOPS}
     for number in STOPS:
-      if before[number] != signal.SIG_IGN:  # as under nohup
+      if number != signal.SIGHUP or before[number] != signal.SIG_IGN:  # as under nohup
         signal.signal(number, self.stop)
     try:
       self.work([*chains.values()])
