@@ -57,7 +57,7 @@ class Help(Folder):
   SHOW = """
 import importlib, sys
 from unittest import mock
-for name in ("numpy", "torch", "torch.nn", "torch.nn.functional", "torch.nn.attention",
+for name in ("numpy", "pandas", "scipy", "torch", "torch.nn", "torch.nn.functional", "torch.nn.attention",
              "torch.nn.attention.flex_attention", "lib.formula"):
   sys.modules[name] = mock.MagicMock()
 script = importlib.import_module(sys.argv.pop(1))
