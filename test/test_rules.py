@@ -197,7 +197,6 @@ class Rules(unittest.TestCase):
         (model, r'self\.gated\(.*"', names["gate_position"]),
         (cases, r'"sdpa".*', names["gate_position"]), (cases, r'\("elementwise".*?\)', names["gate_granularity"]),
         (cases, r'\("multiply".*?\)', names["gate_op"]),
-        ("scripts/lib/results.py", r"value in \(.*?\)", names["eval_mode"]),
         ("scripts/report.py", r"^MEASURES = .*}", names["eval_mode"]),
         ("scripts/passkey.py", r'"--tokenizer", choices=(\[.*\])', names["tokenizer_kind"]),
         ("scripts/prepare_tasks.py", r'"--tokenizer", choices=(\[.*\])', names["tokenizer_kind"]),
