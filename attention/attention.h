@@ -28,6 +28,8 @@ struct AttentionShape {
   size_t out(int b, int t, int h, int d = 0) const { return ((size_t(b) * T + t) * H + h) * D + d; }
 };
 
+constexpr int BIAS_ROWS = 64;  // positions that share an origin of the bias (below), and are pruned together
+
 // Attention of one layer: what all calls below and in prepare.cuh and position_bias.cuh need, beside their own tensors.
 template <class T> struct AttentionCall {
   const AttentionSettings& settings;
@@ -60,6 +62,8 @@ template <class T> struct AttentionCall {
   bool hides_or_adds() const {
     return separate() || settings.bias != Bias::none || settings.keys_seen(shape.T) < shape.T;
   }
+  // In two blocks of a bias nothing is far enough to be pruned.
+  bool prunes() const { return settings.prunes() && shape.T > 2 * BIAS_ROWS; }
   bool separate() const { return settings.documents == Documents::separate; }
   const int2* separate_documents() const { return separate() ? documents : nullptr; }
 };
@@ -76,7 +80,7 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
 // BIAS_SLACK positions, so beyond the last array too. A head's arrays begin at multiples of 16 bytes but for that of
 // what was lost, and origins are read two at a time, as the copy engine needs it. Behind the three are those of
 // prune.cuh, for each BIAS_ROWS positions an int2 and a float4.
-constexpr int BIAS_ROWS = 64, BIAS_SLACK = 128;
+constexpr int BIAS_SLACK = 128;
 __host__ __device__ constexpr int bias_origins(int T) {  // their floats
   return (T + 2 * BIAS_ROWS - 1) / (2 * BIAS_ROWS) * 4;
 }

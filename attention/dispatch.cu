@@ -111,7 +111,7 @@ template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) 
                              .window = s.window > 0 ? s.window : NO_WINDOW,
                              .sink_tokens = s.sink_tokens,
                              .bias = s.bias == Bias::none ? nullptr : call.bias,
-                             .prunes = s.prunes(),
+                             .prunes = call.prunes(),
                              .heads = float(call.shape.H)};
   const KindRow& kind = kind_row(s.kind);
   kind.numbers(s.parameters.data() + kind.first_parameter, settings.numbers);

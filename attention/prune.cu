@@ -149,7 +149,7 @@ template <class T> KernelSettings settings_of(const float* c, const AttentionCal
   return {.window = s.window > 0 ? s.window : NO_WINDOW,
           .sink_tokens = s.sink_tokens,
           .bias = c,
-          .prunes = s.prunes(),
+          .prunes = call.prunes(),
           .heads = float(call.shape.H),
           .documents = call.separate_documents()};
 }
@@ -158,7 +158,7 @@ template <class T> KernelSettings settings_of(const float* c, const AttentionCal
 
 template <class T>
 void find_needed_tiles(float* c, float2* tiles, const T* qkv, const AttentionCall<T>& call, int counted) {
-  if (!call.settings.prunes()) return;
+  if (!call.prunes()) return;
   KernelShape shape = kernel_shape<T>(call, {qkv});
   KernelSettings settings = settings_of(c, call);
   auto find = [&]<class Mask>(std::type_identity<Mask>) {

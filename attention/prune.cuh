@@ -23,8 +23,8 @@ struct NeededTiles {
   int first_key, query_stop;
 };
 
-// Writes these numbers into c if the settings prune, from qkv as prepare_forward() leaves it; before attention_forward()
-// and attention_backward(). tiles [H] += the pairs of blocks that are left, and those that the masks show, of the first
-// `counted` sequences; nullptr: they are not counted. Floor: 2 N A elements read.
+// Writes these numbers into c if the settings prune, from qkv as prepare_forward() leaves it; call it before
+// attention_forward() and attention_backward(). tiles [H] += the pairs of blocks that are left, and those that the
+// masks show, of the first `counted` sequences; nullptr: they are not counted. Floor: 2 N A elements read.
 template <class T>
 void find_needed_tiles(float* c, float2* tiles, const T* qkv, const AttentionCall<T>& call, int counted = INT_MAX);

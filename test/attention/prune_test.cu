@@ -33,7 +33,9 @@ struct Needed {
                             .documents = setup.spans.empty() ? nullptr : setup.spans.data()};
     return Mask(settings, T, 0);
   }
-  NeededTiles of_block(int n, int T) const { return mask<Biased>(T).needed(n * BIAS_ROWS); }
+  NeededTiles of_block(int n, int T) const {
+    return T > 2 * BIAS_ROWS ? mask<Biased>(T).needed(n * BIAS_ROWS) : NeededTiles{0, T};
+  }
 };
 
 Needed find(const Case& x, AttentionSettings settings = {}) {
@@ -110,7 +112,8 @@ TEST(Prune, LeavesOutLessThanFloat32CanTell) {
         {"forgets once", q, k, falling(T, [&](int t) { return t == T / 2 ? 500 : 0; })},
         {"has rare jumps", q, k, falling(T, [&](int t) { return t % 97 ? 1e-9 : 40; })},
     };
-    for (std::vector<int> starts : {std::vector<int>{}, {T / 5, T / 5 + 3, T / 2}, {64, 128, 192}}) {
+    const std::vector<std::vector<int>> all_starts = {{}, {T / 5, T / 5 + 3, T / 2}, {64, 128, 192}};
+    for (std::vector<int> starts : all_starts) {
       std::vector<int2> spans;
       std::erase_if(starts, [&](int start) { return start >= T; });
       starts.push_back(T);
