@@ -67,7 +67,8 @@ class Model {
   virtual void begin_step() = 0;                                                 // loss and gradients = 0
   virtual void forward_backward(const int* inputs, const Targets& targets) = 0;  // += ; [micro, context], host
   virtual StepResult reduce_and_clip(float grad_clip) = 0;  // loss and norm of all ranks; waits for the device
-  // [layers, H]: those of this rank's forward passes since begin_step(); empty if no layer prunes. Waits for the device.
+  // [layers, H]: those of this rank's forward passes since begin_step(); empty if no layer prunes. Waits for the
+  // device.
   virtual std::vector<TileCount> tiles() = 0;
   virtual void update(const AdamW& settings) = 0;  // AdamW, with the gradients clipped to that grad_clip
 

@@ -21,8 +21,9 @@
 //                 or, with FROM_WEIGHT, p = weight(z, row) before dp is known, then dz = grad(p, dp, row)
 //                 with LEARNED, for dQ: add_learned(sums +=, z, dp, row, i, j)   // sums: [LEARNED], over the keys
 //
-// With POSITIONS first_sweep(), weigh() and grad() take the place of the score as their last arguments, i of the query and
-// j of the key, floats from 1. Then n is fminf(i, most), where the constructor keeps most = settings.most_keys().
+// With POSITIONS first_sweep(), weigh() and grad() take the position of the score as their last arguments, i of the
+// query and j of the key, floats from 1. Then n is fminf(i, most), where the constructor keeps most =
+// settings.most_keys().
 //
 // The constructor, Policy(settings, sink, head), runs in every thread, for its head, from 0; `sink` is a logit in the
 // forward pass and 0 in the others. Constants of a policy:

@@ -51,7 +51,7 @@ std::vector<int> prompt_tokens(const Tokenizer& tokenizer, const Config& config,
   return tokens;
 }
 
-// Padding changes nothing but, where a bias prunes, last bits (attention is causal), and few lengths mean few matrix shapes.
+// Padding changes nothing (attention is causal) but last bits where a bias prunes; few lengths mean few matrix shapes.
 static int padded_length(const Config& config, int count) {
   return count <= config.model.context ? config.model.context : (count + 63) / 64 * 64;
 }

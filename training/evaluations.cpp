@@ -20,10 +20,8 @@ static Evaluation losses_by_length(const Flags& flags, const Config& config, con
           .not_finite = "a loss is not finite (bad weights, or overflow on these data)",
           .lengths = config.eval.lengths,
           .batch = [&data, separator](const Config& c, int length) { return batch_of(c, separator, data.val, length); },
-          .id_of =
-              [&config, &data, separator](int length) {
-                return loss_question(config, separator, data.val, data.val_files, length).id;
-              },
+          .id_of = [&config, &data, separator](
+                       int length) { return loss_question(config, separator, data.val, data.val_files, length).id; },
           .run =
               [&data, type](const EvalContext& context, const Items& lengths) {
                 return evaluate_lengths(context, data.val, data.val_files, lengths, type);
@@ -70,10 +68,8 @@ static Evaluation diagnostics(const Flags& flags, const Config& config, const Da
       .not_finite = "the residual stream is not finite (bad weights, or overflow on these data)",
       .lengths = config.eval.lengths,
       .batch = diagnostics_batch,
-      .id_of =
-          [&config, &data, separator](int length) {
-            return diagnostics_id(config, separator, data.val, data.val_files, length);
-          },
+      .id_of = [&config, &data,
+                separator](int length) { return diagnostics_id(config, separator, data.val, data.val_files, length); },
       .run = [&data](const EvalContext& context,
                      const Items& lengths) { return diagnose_lengths(context, data.val, data.val_files, lengths); }};
 }

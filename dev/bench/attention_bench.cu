@@ -5,9 +5,9 @@
 //                                 [--prune] [--sums] [--json FILE] [KIND,...|all] [D,...] [T,...]
 // On a GPU all kinds at D 64 and 128, T 1K..16K, 16K tokens and 1536 channels in all; on the CPU one sequence of two
 // heads. --prune: the bias is that of random logits, and tiles that it makes negligible are left out; else it is random
-// numbers, and none are. --sums: the backward sums the columns of dqkv too. Medians of repeated runs on random data. On Hopper also the
-// backward while another kernel holds as many multiprocessors as collectives do, with the whole grid and with that many
-// left free.
+// numbers, and none are. --sums: the backward sums the columns of dqkv too. Medians of repeated runs on random data. On
+// Hopper also the backward while another kernel holds as many multiprocessors as collectives do, with the whole grid
+// and with that many left free.
 #include "dev/bench/bench.h"
 #include "ranks/comm.h"
 

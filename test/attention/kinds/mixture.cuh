@@ -1,5 +1,5 @@
-// A mixture of two normalisers, a policy with POSITIONS: P = g P1 + (1 - g) P2, of P1 = softmax of z - fall ln(1 + i - j)
-// and P2 = sigmoid(z) / sum sigmoid(z), with a share g that each head learns.
+// A mixture of two normalisers, a policy with POSITIONS: P = g P1 + (1 - g) P2, of P1 = softmax of z - fall ln(1 + i -
+// j) and P2 = sigmoid(z) / sum sigmoid(z), with a share g that each head learns.
 #pragma once
 #include "attention/kind.h"
 
