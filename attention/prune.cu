@@ -139,8 +139,9 @@ template <class Mask> __global__ void count_tiles_kernel(float2* tiles, KernelSe
     needed += some.end() - some.first(), seen += whole.end() - whole.first();
   }
   float sums[2] = {float(needed), float(seen)};
-  if constexpr (SEARCH_THREADS > 1)
+  if constexpr (SEARCH_THREADS > 1) {
     for (float& sum : sums) sum = block_sum(sum, shared), __syncthreads();
+  }
   if (threadIdx.x == 0) tiles[blockIdx.x].x += sums[0], tiles[blockIdx.x].y += sums[1];
 }
 

@@ -21,6 +21,7 @@ import sys
 import root  # first: the path of the next ones
 import bench_table
 from blocks import replace_block
+import cost_by_length
 import expected
 from lib import metrics
 import plan_tables
@@ -110,6 +111,7 @@ def from_results():
                   expected.table(result)[0] + "\n\n" + section_sweep.note(result))
   for name in SHORT:
     replace_block(name, short_table(name))
+  replace_block("cost", cost_by_length.table(read_json(cost_by_length.FILE)))
 
 
 def far_table(text):

@@ -61,6 +61,7 @@ static Evaluation benchmarks(const Flags& flags, const Config& config, const Dat
 }
 
 static Evaluation diagnostics(const Flags& flags, const Config& config, const Data& data, int separator) {
+  for (int length : config.eval.lengths) diagnostics_windows(config, separator, data.val, length);
   return {
       .asked = flags.is(Mode::diagnostics),
       .every = config.diagnostics.every,

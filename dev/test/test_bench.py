@@ -88,7 +88,7 @@ class Tables(ScriptTest):
       suffix = {"type": "eval", "mode": "suffix", "step": 8, "length": 32, "loss": loss, "context_of": 64,
                 "suffix": 8, "of": of}
       key = {"type": "passkey", "step": 8, "form": "compact", "length": 16, "trials": 2, "depths": [0, 1],
-             "exact": [0.5, 1.0]}
+             "exact": [0.5, 1.0], "distance": [1.0, 2.0]}
       self.make_run(f"run_{seed}", [lines(seed=seed)[0], suffix, key])
     self.write("README.md", "<!-- table:answers -->\nold\n<!-- /table -->")
     self.fill("answers", self.path("run_1"), self.path("run_2"))

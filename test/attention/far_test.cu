@@ -13,6 +13,7 @@
 
 #include "attention/family.h"
 #include "attention/prepare.cuh"
+#include "attention/prune.cuh"
 #include "settings/config.h"
 #include "test/support/device.h"
 
@@ -73,6 +74,7 @@ template <class T> class LastRows {
     if (!bias_.empty()) call.bias = c;
     if (!rope_.empty()) call.rope = angles;
     prepare_forward<T>(x, call);
+    find_needed_tiles<T>(c, nullptr, x, call);
     std::vector<T> prepared = x.download();
     int first = std::max(0, shape_.T - ROWS);
     auto last = [&](auto values) { return decltype(values)(values.begin() + shape_.out(0, first, 0), values.end()); };

@@ -9,8 +9,8 @@ from support.workspace import Workspace, floats, read_safetensors, shard, write_
 from lib import metrics, section_answers  # from SCRIPTS
 from lib.sections import View
 
-HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "max", "reach", "distance",
-        "d50", "d90"}
+HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "tiles", "max", "reach",
+        "distance", "d50", "d90"}
 LAYER = {"max", "median", "massive", "gate", "out_abs", "out_below", "zeros_by_position", "survivors", "heads"}
 LINE = {"type", "step", "tokens", "length", "sequences", "start", "id", "weights", "of", "first_token", "sink_rate",
         "entropy", "entropy_norm", "m_act", "gate", "zeros", "layers"}
