@@ -151,9 +151,10 @@ class Rules(unittest.TestCase):
                                                               if item[0].startswith("settings/")))
 
   def test_json_comes_from_its_library(self):
-    # Two lines only look like it: the seal that ends state.json, a checksum of all before it; an example in an error.
+    # Few lines only look like it: the seal that ends state.json, a checksum of all before it; examples in texts.
     self.nothing(r'\\"\w+\\" ?:|R"\w*\(\{', sources(".h", ".cuh", ".cu", ".cpp"),
-                 lambda path: path.startswith("test/") or path in ("checkpoint/checkpoint.cpp", "settings/read.cpp"))
+                 lambda path: path.startswith("test/") or
+                 path in ("checkpoint/checkpoint.cpp", "settings/read.cpp", "settings/table.cpp"))
 
   def test_files_stay_short(self):
     long = [(path, text.count("\n")) for path, text in sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh")
