@@ -501,7 +501,8 @@ void Gpt2<Real>::begin_step() {
 
 template <class Real>
 std::vector<TileCount> Gpt2<Real>::tiles() {
-  std::vector<float2> counts(b.tiles ? size_t(L) * H : 0);
+  if (!b.tiles) return {};
+  std::vector<float2> counts(size_t(L) * H);
   CUDA_CHECK(cudaMemcpyAsync(counts.data(), b.tiles, counts.size() * sizeof(float2), cudaMemcpyDeviceToHost, stream));
   CUDA_CHECK(cudaStreamSynchronize(stream));
   std::vector<TileCount> tiles;
