@@ -99,6 +99,14 @@ template <class T> void check_family(const AttentionCall<T>& call, bool gpu) {
              problem.c_str(), others.c_str());
 }
 
+template <class T> const T* sink_of(const AttentionCall<T>& call) {
+  if (call.settings.sink != Sink::learned) return nullptr;
+  if (!call.sink) failure("attention: the sink is learned, but no array of sinks was given");
+  return call.sink;
+}
+
+}  // namespace
+
 // A mask may hide all of a row's keys in the first tiles: there the largest score so far must be a number, so "no
 // sink" is one whose weight vanishes beside the first score that is seen.
 template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) {
@@ -120,14 +128,6 @@ template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call) 
   settings.documents = call.separate_documents();
   return settings;
 }
-
-template <class T> const T* sink_of(const AttentionCall<T>& call) {
-  if (call.settings.sink != Sink::learned) return nullptr;
-  if (!call.sink) failure("attention: the sink is learned, but no array of sinks was given");
-  return call.sink;
-}
-
-}  // namespace
 
 template <class T> std::vector<Family<T>>& families_of(Kind kind) {
   static std::vector<std::vector<Family<T>>> families(
@@ -267,6 +267,7 @@ void attention_diagnose(float* statistics, const float* stats, const T* qkv, con
 #define INSTANTIATE(T)                                                                                             \
   template std::vector<Family<T>>& families_of(Kind);                                                              \
   template bool add_family(Kind, const Family<T>&);                                                                \
+  template KernelSettings kernel_settings(const AttentionCall<T>&);                                                \
   template const Family<T>* find_family(const AttentionCall<T>&, Addresses, std::string*);                         \
   template std::string attention_family(const AttentionCall<T>&);                                                  \
   template size_t attention_backward_workspace(const AttentionCall<T>&);                                           \

@@ -34,6 +34,9 @@ struct KernelSettings {
   }
 };
 
+// What policies and masks read of a call.
+template <class T> KernelSettings kernel_settings(const AttentionCall<T>& call);
+
 // out [B, T, H, D] =, stats = (nullptr in evaluation), from qkv. sink is [H] or nullptr.
 template <class T> struct ForwardCall {
   T* out;

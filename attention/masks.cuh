@@ -114,11 +114,11 @@ struct Biased : Window {
   bool prunes;
   __host__ __device__ Biased(const KernelSettings& s, int T, size_t head)
       : Window(s, T, head), bias(s.bias ? s.bias + head * bias_floats(T) : nullptr), prunes(s.prunes) {}
-  // The key tiles of queries from i0 on, and where the query tiles of keys before j end, without those that prune.cuh
-  // leaves out.
   __host__ __device__ __forceinline__ const NeededTiles& needed(int row) const {
     return reinterpret_cast<const NeededTiles*>(bias + bias_needed(T))[row / BIAS_ROWS];
   }
+  // The key tiles of queries from i0 on, and where the query tiles of keys before j end, without those that prune.cuh
+  // leaves out.
   template <int STREAM>
   __host__ __device__ __forceinline__ StreamedTiles<STREAM, true> pruned_keys(StreamedTiles<STREAM, true> tiles,
                                                                               int i0) const {

@@ -112,7 +112,7 @@ template <class Mask> __global__ void needed_tiles_kernel(float* c, KernelSettin
         BIAS_ROWS * first_of(first, n, [&](int block) { return !(c_i - mask.exact(last_row(block)) < most); });
   });
   // Where c hardly falls, its rounding may let it rise: the least of later queries, so that both passes agree.
-  for_documents([&](int n, int2 document) {
+  for_documents([&](int, int2 document) {
     int least = T;
     for (int block = (document.y - 1) / BIAS_ROWS; block * BIAS_ROWS >= document.x; block--)
       least = needed[block].first_key = min(least, needed[block].first_key);
@@ -145,23 +145,13 @@ template <class Mask> __global__ void count_tiles_kernel(float2* tiles, KernelSe
   if (threadIdx.x == 0) tiles[blockIdx.x].x += sums[0], tiles[blockIdx.x].y += sums[1];
 }
 
-template <class T> KernelSettings settings_of(const float* c, const AttentionCall<T>& call) {
-  const AttentionSettings& s = call.settings;
-  return {.window = s.window > 0 ? s.window : NO_WINDOW,
-          .sink_tokens = s.sink_tokens,
-          .bias = c,
-          .prunes = call.prunes(),
-          .heads = float(call.shape.H),
-          .documents = call.separate_documents()};
-}
-
 }  // namespace
 
 template <class T>
 void find_needed_tiles(float* c, float2* tiles, const T* qkv, const AttentionCall<T>& call, int counted) {
   if (!call.prunes()) return;
   KernelShape shape = kernel_shape<T>(call, {qkv});
-  KernelSettings settings = settings_of(c, call);
+  KernelSettings settings = kernel_settings(call);
   auto find = [&]<class Mask>(std::type_identity<Mask>) {
     LAUNCH((block_norms_kernel<T, Mask>), dim3(bias_blocks(shape.T), shape.H, shape.B), dim3(NORM_THREADS), 0,
            call.stream, c, qkv, settings, shape);
