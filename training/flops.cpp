@@ -12,11 +12,10 @@ double needed_share(std::span<const TileCount> tiles) {
   return seen > 0 ? needed / seen : 1;
 }
 
-double flops_per_token(const Config& config, const std::vector<int>& documents, std::span<const TileCount> tiles) {
+double attention_flops_per_token(const Config& config, const std::vector<int>& documents,
+                                 std::span<const TileCount> tiles) {
   const Config::Model& m = config.model;
-  double parameters = double(parameter_count(config)), full = double(m.context) * (m.context + 1.0) / 2;
-  double context = 0;                                              // keys of all rows of a sequence
-  if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
+  double context = 0, full = double(m.context) * (m.context + 1.0) / 2;  // keys of all rows of a sequence
   for (int l = 0; l < m.layers; l++) {
     AttentionSettings a = config.layer(l).attention;
     std::span<const int> lengths(&m.context, 1);
@@ -29,5 +28,12 @@ double flops_per_token(const Config& config, const std::vector<int>& documents, 
     double share = tiles.empty() ? 1 : needed_share(tiles.subspan(size_t(l) * m.heads, m.heads));
     context += share * m.context * (seen * (m.context / rows) / full);
   }
-  return 6.0 * parameters + 6.0 * context * m.heads * m.head_dim;
+  return 6.0 * context * m.heads * m.head_dim;
+}
+
+double flops_per_token(const Config& config, const std::vector<int>& documents) {
+  const Config::Model& m = config.model;
+  double parameters = double(parameter_count(config));
+  if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
+  return 6.0 * parameters + attention_flops_per_token(config, documents);
 }

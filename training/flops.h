@@ -7,7 +7,9 @@
 
 int64_t parameter_count(const Config& config);
 // 6 x parameters + 6 L T A, as llm.c counts causal training, with the keys that rows see for T. documents: lengths of
-// separate ones; none: as joined. tiles [layers, H]: of layers that prune this share of the keys; none: all.
-double flops_per_token(const Config& config, const std::vector<int>& documents = {},
-                       std::span<const TileCount> tiles = {});
+// separate ones; none: as joined.
+double flops_per_token(const Config& config, const std::vector<int>& documents = {});
+// Of these 6 L T A. tiles [layers, H]: of layers that prune this share of the keys; none: all.
+double attention_flops_per_token(const Config& config, const std::vector<int>& documents = {},
+                                 std::span<const TileCount> tiles = {});
 double needed_share(std::span<const TileCount> tiles);  // of their sums; 1 if none are seen

@@ -90,6 +90,8 @@ struct Training {
   SpikeGuard spikes_{config_.optimizer.skip_spikes, state_.spikes};
   int64_t first_ = state_.step;                          // the step it begins from
   int64_t saved_ = comm_.broadcast(newest_step(path_));  // the step of the newest checkpoint, 0: none yet
+  double products_flops_ = flops_per_token(config_, model_.facts().documents) -
+                           attention_flops_per_token(config_, model_.facts().documents);  // per token
   double peak_flops_ = config_.precision == Precision::bf16 ? device_.peak_bf16_flops * comm_.size() : 0;
   double saved_at_ = seconds_now();
   bool warned_ = false;  // of steps without labels
@@ -182,7 +184,7 @@ void Training::report(const Step& step) {
   std::vector<TileCount> tiles = model_.tiles();
   static_assert(sizeof(TileCount) == 2 * sizeof(double));
   if (!tiles.empty()) comm_.all_reduce_sum(&tiles[0].needed, 2 * tiles.size());
-  double flops = flops_per_token(config_, model_.facts().documents, tiles);
+  double flops = products_flops_ + attention_flops_per_token(config_, model_.facts().documents, tiles);
   nlohmann::ordered_json fields = {{"step", number},
                                    {"loss", step.result.loss},
                                    {"grad_norm", step.result.grad_norm},
