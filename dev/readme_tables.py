@@ -100,7 +100,7 @@ def short_table(block):
     head += columns
   what = "accuracy" if accuracies else "loss, nats per token"
   return "\n\n".join([tables.markdown([f"{what} at", *head], [*rows.values()]),
-                      f"{len(result['seeds'])} seeds. {section_sweep.INTERVAL}. {'; '.join(notes)}."])
+                      f"{len(result['seeds'])} seeds. {metrics.INTERVAL}. {'; '.join(notes)}."])
 
 
 def from_results():

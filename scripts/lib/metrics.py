@@ -347,18 +347,9 @@ def read_runs(folders: list[str]) -> list[Run]:
 # ------------------------------------------------------------------------------------------------------ statistics
 
 def student(chance: float, freedom: int) -> float:
-  """t: a value of Student's distribution lies within -t to t with this chance. By bisection over the angle
-  atan(t / sqrt(freedom)), of which the chance is a finite series. (scipy has it, in a hundred megabytes.)"""
-  low, high = 0.0, math.pi / 2
-  for _ in range(60):
-    angle, odd = (low + high) / 2, freedom % 2
-    term = total = math.cos(angle) ** odd if freedom > 1 else 0.0
-    for k in range(1 + odd, freedom - 2, 2):
-      term *= math.cos(angle) ** 2 * k / (k + 1)
-      total += term
-    within = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
-    low, high = (angle, high) if within < chance else (low, angle)
-  return math.sqrt(freedom) * math.tan(low)
+  """t: a value of Student's distribution lies within -t to t with this chance."""
+  from scipy import special
+  return float(special.stdtrit(freedom, 0.5 + chance / 2))
 
 
 INTERVAL = "± is the 95% interval of a mean over seeds (Student's t, n - 1 degrees of freedom)"
@@ -371,10 +362,13 @@ def half_width(values) -> float:
 
 
 def plus_minus(values, digits: str = "{:.3f}") -> str:
-  """" ± " and the half width as text, never as 0, an accident of few seeds; "" for a single value."""
-  if len(values) < 2:
-    return ""
-  text = digits.format(half_width(values))
+  """width_text() of their half width; "" for a single value."""
+  return width_text(half_width(values), digits) if len(values) > 1 else ""
+
+
+def width_text(half: float, digits: str = "{:.3f}") -> str:
+  """" ± " and the half width as text, never as 0, an accident of few seeds."""
+  text = digits.format(half)
   return f" ± {text}" if re.search("[1-9]", text) else " ± <" + re.sub(r"0(?=\D*$)", "1", text)
 
 

@@ -1,14 +1,11 @@
 """A sweep's results as text, LaTeX, CSV and a chart: losses, paired differences, what they are of."""
 from __future__ import annotations
 import functools
-import re
 
-from lib import drawing, results, tables, variants
+from lib import drawing, metrics, results, tables, variants
 from lib.results import Grid, statistics
-from lib.sections import Section, Text
 
 NAMES = {"bits_per_byte": "bits per byte", "accuracy": "accuracy of the labels", "exact": "exact windows"}
-INTERVAL = "± is the 95% interval of a mean over seeds (Student's t, n - 1 degrees of freedom)"
 
 
 # ---------------------------------------------------------------------------------------------------------- the tables
@@ -23,8 +20,7 @@ def mean_text(found, digits="{:.3f}", seeds=0, share=False) -> str:
   if share and count == 2 and half > min(mean, 1 - mean):
     text += " (2 seeds are too few for an interval)"
   elif count > 1:
-    width = digits.replace("+", "").format(half)
-    text += f" ± {width}" if re.search("[1-9]", width) else " ± <" + re.sub("0$", "1", width)
+    text += metrics.width_text(half, digits.replace("+", ""))
   return text + f" ({count} of {seeds} seeds)" * (count < seeds)
 
 
@@ -120,7 +116,7 @@ def texts(result: dict) -> list[str]:
   if grid.chosen:
     best = ", ".join(f"{row} {value}" for row, value in grid.chosen.items())
     said += f" Each row has its best {result['best_of']}, by the mean loss in the first column: {best}."
-  return [*found, said + f" {INTERVAL}." * (" ± " in found[0])]
+  return [*found, said + f" {metrics.INTERVAL}." * (" ± " in found[0])]
 
 
 def csv(grid: Grid) -> str:
@@ -129,14 +125,9 @@ def csv(grid: Grid) -> str:
   return results.pandas.concat(found, names=["measure"]).to_csv()
 
 
-SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-           "±": r"$\pm$", "<": "$<$", **{letter: "\\" + letter for letter in "&%$#_{}"}}
-
-
 def latex(grid: Grid) -> str:
   """The tables for the package booktabs."""
-  escaped = lambda cell: "".join(SPECIAL.get(letter, letter) for letter in cell)
-  line = lambda cells: " & ".join(map(escaped, cells)) + r" \\"
+  line = lambda cells: " & ".join(map(tables.in_latex, cells)) + r" \\"
   lines = []
   for made in all_tables(grid):
     lines += [r"\begin{tabular}{l" + "r" * (len(made.head) - 1) + "}", r"\toprule"]
@@ -222,15 +213,3 @@ def draw(result, axes):
   title = f"Mean and 95% interval of {means_text(grid)}" if many else "One seed"
   unit = " (nats per token)" * (measure == "loss")
   axes.set(xlabel=drawing.in_text(x), ylabel=measured(grid, measure) + unit, title=title)
-
-
-def section(result: dict, number: int) -> Section:
-  """As report.py shows the results."""
-  *found, said = texts(result)
-  lost = ["{name} {state}: {why}".format(**run) for run in result["runs"] if run["why"]]
-  said = [Text(said), Text(f"Made by {result['command']}")]
-  if lost:
-    said.insert(1, Text("\n".join(lost), "code"))
-  title = f"Sweep {result['name']}" + f", size {result['size']}" * bool(result["size"])
-  return Section(f"sweep_{number}", title, None, "", lambda view: [*found, *said],
-                 lambda view: [functools.partial(draw, result)], title + ".")

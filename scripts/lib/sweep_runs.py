@@ -171,7 +171,7 @@ class Runs:
       self.left.remove(member)
       if found[0] == "diverged":
         self.progress.say(f"{member.title()} diverged: {found[2]}")
-    elif -code in STOPS and not self.signal:  # somebody stopped this run alone
+    elif -code in STOPS and not self.signal:  # this run alone was stopped
       self.stop(-code)
     elif not self.signal:
       lacks = "it lacks a finite validation loss at some of eval.lengths"
