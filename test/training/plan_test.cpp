@@ -1,10 +1,11 @@
 // The memory plan: what it counts, the micro batch that it chooses on common cards, and what it offers if a run does
-// not fit. The cards are those of dev/plan_tables.py.
+// not fit. The cards are those of dev/plan_tables.py. And the work of a step, in FLOP.
 #include <gtest/gtest.h>
 
 #include "base/text.h"
 #include "test/support/error_of.h"
 #include "train_gpt2.h"
+#include "training/flops.h"
 #include "training/plan.h"
 
 namespace {
@@ -101,6 +102,19 @@ TEST(Plan, WorkOfARunInFlopsAndHours) {
   EXPECT_EQ(work_text(gpt2("24GiB", sets), 400, 4), "2.53e+17 FLOP in 600 steps");
   sets.push_back("plan.tflops=2");
   EXPECT_EQ(work_text(gpt2("24GiB", sets), 400, 4), "2.53e+17 FLOP in 600 steps, 8.77 hours at 2 TFLOP/s a rank");
+}
+
+// 6 T A FLOP a token and layer, of which a layer that prunes has the share of its own tiles; a window of 256 of 1024
+// keys leaves (256 x 257 / 2 + 768 x 256) / (1024 x 1025 / 2) of them.
+TEST(Flops, CountTheKeysAndTilesThatAreComputed) {
+  Config config = gpt2("24GiB", {"model.layers=3", R"(attention.layers=[{}, {"bias": "fox"}, {"window": 256}])"});
+  double layer = 6.0 * 1024 * 768, window = (256 * 257 / 2 + 768 * 256) / (1024 * 1025 / 2.0);
+  std::vector<TileCount> tiles(3 * 12);
+  EXPECT_NEAR(attention_flops_per_token(config, {}, tiles), (2 + window) * layer, 1);
+  for (int h = 0; h < 12; h++) tiles[12 + h] = {h + 1.0, 13};
+  EXPECT_NEAR(attention_flops_per_token(config, {}, tiles), (1 + 0.5 + window) * layer, 1);
+  EXPECT_NEAR(attention_flops_per_token(config), (2 + window) * layer, 1);
+  EXPECT_NEAR(needed_share(tiles), 0.5, 1e-12);
 }
 
 }  // namespace
