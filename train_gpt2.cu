@@ -26,6 +26,7 @@
 
 #include "model/activations.h"
 #include "attention/documents.cuh"
+#include "attention/output.cuh"
 #include "attention/position_bias.cuh"
 #include "attention/prune.cuh"
 #include "attention/prepare.cuh"
@@ -70,7 +71,7 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   Init residual{.std = normal.std / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
   Init gate = a.gate.weight_init == GateWeights::zero ? zero : normal;
-  bool headwise = a.gate.granularity == GateGranularity::headwise;
+  bool headwise = a.gate.granularity == GateGranularity::headwise, gate_reads_x = a.gate.input == GateInput::x;
   std::vector<ParameterRow> rows = {
       {WTE, "wte.weight", {m.vocab, C}, normal, true, false, {padded_vocab(config), C}},
       {WPE, "wpe.weight", {m.position == Position::learned ? m.context : 0, C}, normal, true, false},
@@ -78,7 +79,7 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
       {LN1_B, "ln_1.bias", {C}, zero, false, true},
       {QKV_W, "attn.c_attn.weight", {C, 3 * A}, normal, true, true, {C, Q}},
       {DECAY_W, "attn.c_decay.weight", {Z ? C : 0, Z}, normal, true, true, {}, QKV_W},
-      {GATE_W, "attn.c_gate.weight", {G ? C : 0, G}, gate, true, true, {}, Z ? DECAY_W : QKV_W},
+      {GATE_W, "attn.c_gate.weight", {gate_reads_x && G ? C : 0, G}, gate, true, true, {}, Z ? DECAY_W : QKV_W},
       {QKV_B, "attn.c_attn.bias", {3 * A}, zero, false, true, {Q}},
       {DECAY_B, "attn.c_decay.bias", {Z}, zero, false, true, {}, QKV_B, true},
       {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, Z ? DECAY_B : QKV_B,
@@ -214,7 +215,7 @@ class Gpt2 final : public Model {
   }
   void upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N);
   void gate_qkv(Layer& a, int N);
-  const Real* projection_input(const Layer& a, Activations<Real>& act, int N);
+  const Real* finished(const Layer& a, Activations<Real>& act, int l, int B, int T, bool with_gate = true);
   void compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
   void forward(Activations<Real>& act, int B, int T, bool training, const std::function<void(int)>& after_layer = {});
   void classify(Activations<Real>& act, int N, float dloss);
@@ -295,13 +296,15 @@ void Gpt2<Real>::gate_qkv(Layer& a, int N) {
   gate_forward<Real>({x, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
 }
 
-// The input of attention's projection: a.att, or with the gate at sdpa act.gated = the gated output, which both passes
-// compute rather than store.
+// The input of attention's projection: its output after the operation, the norm and, with_gate, the gate at sdpa.
+// a.att, or if one of them changes it act.finished, which both passes compute rather than store.
 template <class Real>
-const Real* Gpt2<Real>::projection_input(const Layer& a, Activations<Real>& act, int N) {
-  if (!gated(a, GatePosition::sdpa)) return a.att;
-  gate_forward<Real>({act.gated, A}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
-  return act.gated;
+const Real* Gpt2<Real>::finished(const Layer& a, Activations<Real>& act, int l, int B, int T, bool with_gate) {
+  bool changes = config_.attention.changes_output(), gates = with_gate && gated(a, GatePosition::sdpa);
+  const Real* x = changes ? act.finished : a.att;
+  if (changes) output_forward(act.finished, a.att, a.qkv, attention_of(a, l, B, T));
+  if (gates) gate_forward<Real>({act.finished, A}, {x, A}, logits_of(a), gate_, B * T, H, D, stream);
+  return gates ? act.finished : x;
 }
 
 // From a.x, all activations of a layer that the backward pass reads: steps 1 to 10. Step 11 is in forward(). With
@@ -319,15 +322,14 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   // 4  queries and keys rotated by their positions, normalised, scaled
   AttentionCall<Real> call = attention_of(a, l, B, T);
   prepare_forward(a.qkv, call);
-  // 5  attention, with the bias of its scores and the norm of its output
+  // 5  attention, with the bias of its scores
   position_bias_forward(a.bias, decay_of(a), call);
   find_needed_tiles(a.bias, training && b.tiles ? b.tiles + l * H : nullptr, a.qkv, call, counted_);
   attention_forward(a.att, a.att_stats, a.qkv, call, training);
-  if (a.att_norms) norm_output(a.att, a.att_norms, call);
-  // 6  the gate, if it acts on attention's output (sdpa): projection_input()
+  // 6  the operation on attention's output, its norm, the gate if it acts on it (sdpa): finished()
   // 7  mid = x + the projection of all heads
   bool gate_follows = gated(a, GatePosition::output);
-  matmul<Real, Real>({.d = gate_follows ? a.ungated : a.mid, .a = projection_input(a, act, N),
+  matmul<Real, Real>({.d = gate_follows ? a.ungated : a.mid, .a = finished(a, act, l, B, T),
                       .b = weight(ATT_PROJ_W, l), .m = N, .n = C, .k = A, .epilogue = Epilogue::bias,
                       .bias = weight(ATT_PROJ_B, l), .c = gate_follows ? nullptr : a.x}, stream);
   // 8  the gate, if it acts on the projection (output): mid = x + gated projection
@@ -448,17 +450,17 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     // 7  the projection
     if (gate_follows)
       linear_bias_backward<Real>(gradient(ATT_PROJ_B, l), dprojected, b.workspace, N, C, C, stream);
-    linear_backward(b.datt, dprojected, projection_input(a, act, N), ATT_PROJ_W, l, N, A, C);
-    // 6  the gate at sdpa
-    if (gated(a, GatePosition::sdpa))
-      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - Z, {b.datt, A}, {a.ungated, A}, logits_of(a), gate_, N,
-                          H, D, stream);
-    // 5 and 4  the norm of attention's output; attention; rotation, norms, scale; the bias, whose logits' gradients are
-    //          columns 3A .. 3A+Z of dqkv
+    linear_backward(b.datt, dprojected, finished(a, act, l, B, T), ATT_PROJ_W, l, N, A, C);
+    // 6  the gate at sdpa; the norm of attention's output and the operation on it
     AttentionCall<Real> call = attention_of(a, l, B, T);
-    if (a.att_norms) norm_output_backward(b.datt, a.att, a.att_norms, call);
-    if (gated_part(a) < 0) call.dqkv_sums = gradient(QKV_B, l);  // else step 3 changes dqkv
+    if (gated(a, GatePosition::sdpa))
+      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - Z, {b.datt, A}, {finished(a, act, l, B, T, false), A},
+                          logits_of(a), gate_, N, H, D, stream);
+    if (call.settings.changes_output()) output_backward(b.datt, b.along, a.att, a.qkv, call);
+    // 5 and 4  attention; rotation, norms, scale; the bias, whose logits' gradients are columns 3A .. 3A+Z of dqkv
+    if (gated_part(a) < 0 && !b.along) call.dqkv_sums = gradient(QKV_B, l);  // else dqkv changes below
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, call, true);
+    output_backward_values(dqkv, b.datt, b.along, a.att, a.qkv, call);
     position_bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, call);
     // 3  the gate on queries, keys or values
     gate_qkv_backward(dqkv, a, N);
@@ -467,6 +469,8 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     int summed = call.dqkv_sums ? 3 * A : 0;
     linear_bias_backward<Real>(gradient(QKV_B, l) + summed, dqkv + summed, b.workspace, N, biased - summed, Q, stream);
     linear_backward(dln, dqkv, a.ln1, QKV_W, l, N, C, Q);
+    if (G && gate_.input == GateInput::none)  // the columns of its logits have no weights: theirs stay zero
+      CUDA_CHECK(cudaMemset2DAsync(gradient(QKV_W, l) + 3 * A + Z, Q * sizeof(float), 0, G * sizeof(float), C, stream));
     // 1  dx += attention's part
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
                        dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream);
@@ -592,7 +596,7 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
                           const std::function<void(const LayerStatistics&)>& see) {
   int N = counted * T;
   Activations<Real>& act = b.evaluation;
-  std::vector<float> of_rows(size_t(B) * T * H * row_statistics(T)), of_gate(GATE_STATISTICS);
+  std::vector<float> of_rows(size_t(B) * T * H * row_statistics(T)), of_gate;
   LayerStatistics statistics{0, of_rows, of_gate, {}, {}};
   std::vector<Real> x(size_t(N) * C);
   auto download = [&](auto& to, const auto* from) {
@@ -607,8 +611,9 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
     Layer& a = act.layers[l];
     int heads = gated(a, GatePosition::output) ? 1 : H, width = gated(a, GatePosition::output) ? C : A;
     statistics.layer = l;
-    gate_statistics<Real>(b.statistics, {a.ungated ? a.ungated : a.att, width}, logits_of(a), layers_[l].attention.gate,
-                           N, heads, width / heads, stream);
+    statistics.gate.resize(heads * GATE_STATISTICS);
+    gate_statistics<Real>(b.statistics, {a.ungated ? a.ungated : finished(a, act, l, B, T, false), width}, logits_of(a),
+                          layers_[l].attention.gate, N, heads, width / heads, stream);
     download(statistics.gate, b.statistics);
     attention_diagnose(b.statistics, a.att_stats, a.qkv, attention_of(a, l, B, T));
     download(statistics.rows, b.statistics);

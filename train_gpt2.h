@@ -46,10 +46,9 @@ struct TileCount {
 // A layer's values in diagnose(), on the host.
 struct LayerStatistics {
   int layer;
-  std::vector<float> rows;  // attention_diagnose()'s, of [B, H, T]
-  std::vector<float>
-      gate;              // gate_statistics()'s, of the matrix that the gate acts on; without a gate attention's output
-  std::vector<float> x;  // [counted, T, C]  the residual stream that leaves the layer
+  std::vector<float> rows;       // attention_diagnose()'s, of [B, H, T]
+  std::vector<float> gate;       // gate_statistics()'s, of what the gate acts on; without a gate of attention's output
+  std::vector<float> x;          // [counted, T, C]  the residual stream that leaves the layer
   std::vector<TileCount> tiles;  // as tiles(), of this batch and the layers so far
 };
 

@@ -38,6 +38,14 @@ struct Tanh {  // 2 sigmoid(2g) - 1 would lose the digits of a small g; (1 - e) 
     return 4 * e / (s * s);
   }
 };
+struct HalfSigmoid {  // from 1/2 to 1
+  __device__ static float value(float g) { return fmaf(0.5f, Sigmoid::value(g), 0.5f); }
+  __device__ static float slope(float g) { return 0.5f * Sigmoid::slope(g); }
+};
+struct Identity {
+  __device__ static float value(float g) { return g; }
+  __device__ static float slope(float) { return 1; }
+};
 struct Exp {
   __device__ static float value(float g) { return expf(g); }
   __device__ static float slope(float g) { return expf(g); }
@@ -47,17 +55,18 @@ struct Open {
   __device__ static float value(float) { return 1; }
 };
 
-// ---- elementwise: a thread has W channels of a row
+// ---- elementwise and shared: a thread has W channels of a row, in the backward pass W logits and all channels that
+// use them. period: logits of a row, which is `width` channels wide
 
 template <class T, class Act, bool ADD, int W>
 __global__ void gate_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, Matrix<const T> residual,
-                                    int N, int width) {
+                                    int N, int width, int period) {
   int column = int(blockIdx.x * blockDim.x + threadIdx.x) * W, row = blockIdx.y;
   if (column >= width) return;
   for (; row < N; row += gridDim.y) {
     float v[W], g[W];
     read_floats<W>(v, x.at(row, column));
-    read_floats<W>(g, logits.at(row, column));
+    read_floats<W>(g, logits.at(row, column < period ? column : column % period));
     for (int i = 0; i < W; i++) v[i] = ADD ? v[i] + Act::value(g[i]) : v[i] * Act::value(g[i]);
     if (residual.data) {
       read_floats<W>(g, residual.at(row, column));
@@ -69,20 +78,23 @@ __global__ void gate_forward_kernel(Matrix<T> y, Matrix<const T> x, Matrix<const
 
 template <class T, class Act, bool ADD, int W>
 __global__ void gate_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix<const T> dy, Matrix<const T> x,
-                                     Matrix<const T> logits, int N, int width, int padded) {
+                                     Matrix<const T> logits, int N, int width, int period, int padded) {
   int column = int(blockIdx.x * blockDim.x + threadIdx.x) * W, row = blockIdx.y;
   if (column >= padded) return;
   for (; row < N; row += gridDim.y) {
-    float d[W] = {}, v[W] = {}, g[W] = {}, dg[W] = {};
-    if (column < width) {
-      read_floats<W>(d, dy.at(row, column));
-      read_floats<W>(v, x.at(row, column));
+    float d[W], v[W], g[W], dg[W] = {};
+    if (column < period) {
       read_floats<W>(g, logits.at(row, column));
-      for (int i = 0; i < W; i++) {
-        dg[i] = (ADD ? d[i] : d[i] * v[i]) * Act::slope(g[i]);
-        if (!ADD) d[i] *= Act::value(g[i]);
+      for (int c = column; c < width; c += period) {
+        read_floats<W>(d, dy.at(row, c));
+        read_floats<W>(v, x.at(row, c));
+        for (int i = 0; i < W; i++) {
+          dg[i] += ADD ? d[i] : d[i] * v[i];
+          if (!ADD) d[i] *= Act::value(g[i]);
+        }
+        write_floats<W>(dx.at(row, c), d);
       }
-      write_floats<W>(dx.at(row, column), d);
+      for (int i = 0; i < W; i++) dg[i] *= Act::slope(g[i]);
     }
     write_floats<W>(dlogits.at(row, column), dg);
   }
@@ -130,16 +142,17 @@ __global__ void headwise_backward_kernel(Matrix<T> dx, Matrix<T> dlogits, Matrix
 
 constexpr int STATISTICS_THREADS = 128;
 
-// per_logit: elements of a row that share a logit
+// A row of blocks has a head. per_logit: channels of a head that share a logit
 template <class T, class Act>
 __global__ void gate_statistics_kernel(float* statistics, Matrix<const T> x, Matrix<const T> logits, bool added, int N,
-                                       int width, int per_logit) {
+                                       int D, int per_logit, int head_logits) {
   __shared__ float sums[GateStatistic::COUNT][STATISTICS_THREADS];
   for (int f = 0; f < GateStatistic::COUNT; f++) sums[f][threadIdx.x] = 0;
   auto add = [&](int f, float amount) { sums[f][threadIdx.x] += amount; };
-  for (int row = blockIdx.x; row < N; row += gridDim.x)
-    for (int c = threadIdx.x; c < width; c += STATISTICS_THREADS) {
-      float g = Act::value(logits.data ? to_float(*logits.at(row, c / per_logit)) : 0), v = to_float(*x.at(row, c));
+  for (int row = blockIdx.x, h = blockIdx.y; row < N; row += gridDim.x)
+    for (int c = threadIdx.x; c < D; c += STATISTICS_THREADS) {
+      float g = Act::value(logits.data ? to_float(*logits.at(row, h * head_logits + c / per_logit)) : 0);
+      float v = to_float(*x.at(row, h * D + c));
       float y = added ? v + g : v * g;
       add(GateStatistic::BEFORE, fabsf(v));
       add(GateStatistic::AFTER, fabsf(y));
@@ -157,7 +170,7 @@ __global__ void gate_statistics_kernel(float* statistics, Matrix<const T> x, Mat
   if (threadIdx.x >= GateStatistic::COUNT) return;
   float sum = 0;
   for (int n = 0; n < STATISTICS_THREADS; n++) sum += sums[threadIdx.x][n];
-  statistics[blockIdx.x * GateStatistic::COUNT + threadIdx.x] = sum;
+  statistics[(blockIdx.y * gridDim.x + blockIdx.x) * GateStatistic::COUNT + threadIdx.x] = sum;
 }
 
 // f.operator()<Act, ADD>() for these settings.
@@ -174,6 +187,8 @@ template <class F> void with_gate(const GateSettings& settings, F f) {
     case GateActivation::tanh: return with_op.template operator()<Tanh>();
     case GateActivation::exp: return with_op.template operator()<Exp>();
     case GateActivation::two_sigmoid: return with_op.template operator()<TwoSigmoid>();
+    case GateActivation::half_sigmoid: return with_op.template operator()<HalfSigmoid>();
+    case GateActivation::identity: return with_op.template operator()<Identity>();
   }
   failure("a gate without an activation was launched");
 }
@@ -182,6 +197,11 @@ bool multiples(int of, std::initializer_list<int> sizes) {
   for (int size : sizes)
     if (size % of) return false;
   return true;
+}
+
+// Logits of a row of the elementwise kernels.
+int period_of(const GateSettings& settings, int H, int D) {
+  return settings.granularity == GateGranularity::shared ? D : H * D;
 }
 
 constexpr int THREADS = 128;
@@ -194,7 +214,8 @@ void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const 
                   int D, cudaStream_t stream, Matrix<const T> residual) {
   if (N == 0) return;
   constexpr int W = Pack<T>::size;
-  bool wide = multiples(W, {H * D, y.ld, x.ld, logits.ld, residual.ld}) &&
+  int period = period_of(settings, H, D);
+  bool wide = multiples(W, {H * D, period, y.ld, x.ld, logits.ld, residual.ld}) &&
               aligned16(y.data, x.data, logits.data, residual.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.granularity == GateGranularity::headwise)
@@ -202,10 +223,10 @@ void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const 
              stream, y, x, logits, residual, N, H, D);
     else if (wide)
       LAUNCH((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, y, x, logits,
-             residual, N, H * D);
+             residual, N, H * D, period);
     else
       LAUNCH((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, y, x, logits, residual,
-             N, H * D);
+             N, H * D, period);
   });
 }
 
@@ -214,8 +235,8 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
                    Matrix<const T> logits, const GateSettings& settings, int N, int H, int D, cudaStream_t stream) {
   if (N == 0) return;
   constexpr int W = Pack<T>::size;
-  int width = H * D;
-  bool wide = multiples(W, {width, columns, dx.ld, dlogits.ld, dy.ld, x.ld, logits.ld}) &&
+  int width = H * D, period = period_of(settings, H, D);
+  bool wide = multiples(W, {width, period, columns, dx.ld, dlogits.ld, dy.ld, x.ld, logits.ld}) &&
               aligned16(dx.data, dlogits.data, dy.data, x.data, logits.data);
   with_gate(settings, [&]<class Act, bool ADD>() {
     if (settings.granularity == GateGranularity::headwise)
@@ -223,20 +244,21 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
              0, stream, dx, dlogits, dy, x, logits, N, H, D, columns);
     else if (wide)
       LAUNCH((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, dx, dlogits, dy,
-             x, logits, N, width, columns);
+             x, logits, N, width, period, columns);
     else
       LAUNCH((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, dx, dlogits, dy, x,
-             logits, N, width, columns);
+             logits, N, width, period, columns);
   });
 }
 
 template <class T>
 void gate_statistics(float* statistics, Matrix<const T> x, Matrix<const T> logits, const GateSettings& settings, int N,
                      int H, int D, cudaStream_t stream) {
-  int per_logit = settings.granularity == GateGranularity::headwise ? D : 1;
+  bool headwise = settings.granularity == GateGranularity::headwise;
+  int head_logits = headwise ? 1 : settings.granularity == GateGranularity::elementwise ? D : 0;
   auto launch = [&]<class Act, bool ADD>() {
-    LAUNCH((gate_statistics_kernel<T, Act>), dim3(GATE_STATISTICS_BLOCKS), dim3(STATISTICS_THREADS), 0, stream,
-           statistics, x, logits, ADD, N, H * D, per_logit);
+    LAUNCH((gate_statistics_kernel<T, Act>), dim3(GATE_STATISTICS_BLOCKS, H), dim3(STATISTICS_THREADS), 0, stream,
+           statistics, x, logits, ADD, N, D, headwise ? D : 1, head_logits);
   };
   if (settings.activation != GateActivation::none) return with_gate(settings, launch);
   logits.data = nullptr;

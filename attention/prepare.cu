@@ -10,7 +10,6 @@
 
 namespace {
 
-constexpr float RMS_EPS = 1e-6f;
 constexpr int THREADS = 128;
 
 // The row that a group of `lanes` lanes works on, as lane number `lane`. Groups past the end get the last row but touch
@@ -24,10 +23,7 @@ struct Row {
   const float2* angles;  // of its position, or nullptr
 };
 
-// Enough lanes for each to have at most 32 elements of a row; 16 lanes at most.
-int lanes_for(int D) { return D <= 32 ? 1 : D <= 64 ? 2 : D <= 128 ? 4 : D <= 256 ? 8 : 16; }
-
-// Rows, one of D elements for each of B T positions, `parts` (q and k, or one) and H heads, and what is done to them.
+// Rows, one of D elements for each of B T positions, `parts` (q and k, or q) and H heads, and what is done to them.
 template <class T> struct RowJob {
   int rows, parts, length, H, D;
   size_t stride;  // from position to position
@@ -55,11 +51,6 @@ template <class T> struct RowJob {
             .angles = rope ? rope + size_t(t) * (D / 2) : nullptr};
   }
 };
-
-__device__ inline float group_sum(float v, int lanes) {
-  for (int mask = lanes / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
-  return v;
-}
 
 // This lane's share of the sum of x y over a row. It reads only the elements that it will also write (in each half of a
 // row that is rotated), because lanes do not wait for each other's reads.
@@ -111,7 +102,7 @@ template <int W, class T> __device__ void forward_row(T* x, float* norms, RowJob
   float inverse = 1;
   if (job.norm != QkNorm::none) {
     float squares = group_sum(dot_share<W>(x, x, row.inside ? job.D : 0, row), row.lanes);
-    inverse = job.norm == QkNorm::l2 ? 1 / max(sqrtf(squares), L2_EPS) : 1 / sqrtf(squares / job.D + RMS_EPS);
+    inverse = inverse_length(job.norm, squares, job.D);
     if (row.lane == 0 && row.inside) norms[row.norm] = inverse;
   }
   if (row.inside) scale_and_rotate<W, 1>(x, x, row.alpha * inverse, 0, job.D, row);
@@ -154,38 +145,20 @@ __global__ void head_sums_kernel(float* to, const T* divisor, const float* rows,
   if (threadIdx.x == 0 && s != 0) to[h] += sum / s;
 }
 
-// 16-byte accesses need aligned arrays and rows (with rope, halves of rows) of whole packs.
-template <class T> RowJob<T> widened(RowJob<T> job, const void* a, const void* b) {
-  int unit = Pack<T>::size * (job.rope ? 2 : 1);
-  job.wide = job.D % unit == 0 && job.stride % Pack<T>::size == 0 && aligned16(a, b);
-  return job;
-}
-
-// The rows of q and, if anything is done to them, of k; those of attention's output.
+// The rows of q and, if anything is done to them, of k. 16-byte accesses need aligned arrays and rows of whole packs
+// (with rope, halves of rows).
 template <class T> RowJob<T> qk_rows(const AttentionCall<T>& call, const void* a, const void* b) {
   auto [B, length, H, D] = call.shape;
   QkNorm norm = call.settings.qk_norm;
   int parts = call.rope || norm != QkNorm::none ? 2 : 1;
-  return widened<T>({B * length * parts * H, parts, length, H, D, size_t(call.row_stride()), norm, row_scale(call),
-                     call.rope, call.separate_documents()},
-                    a, b);
-}
-template <class T> RowJob<T> output_rows(const AttentionCall<T>& call, const void* a, const void* b) {
-  auto [B, length, H, D] = call.shape;
-  return widened<T>({B * length * H, 1, length, H, D, size_t(H) * D, call.settings.norm_of_output()}, a, b);
+  RowJob<T> job{B * length * parts * H,    parts, length,          H,         D,
+                size_t(call.row_stride()), norm,  row_scale(call), call.rope, call.separate_documents()};
+  job.wide = D % (Pack<T>::size * (call.rope ? 2 : 1)) == 0 && job.stride % Pack<T>::size == 0 && aligned16(a, b);
+  return job;
 }
 
 template <class T> dim3 grid_of(const RowJob<T>& job) {
   return dim3(blocks_for(size_t(job.rows) * job.lanes, THREADS));
-}
-
-template <class T> void launch_forward(T* x, float* norms, const RowJob<T>& job, cudaStream_t stream) {
-  LAUNCH(prepare_forward_kernel<T>, grid_of(job), dim3(THREADS), 0, stream, x, norms, job);
-}
-template <class T>
-void launch_backward(T* dx, const T* x, const float* norms, float* row_dots, const RowJob<T>& job,
-                     cudaStream_t stream) {
-  LAUNCH(prepare_backward_kernel<T>, grid_of(job), dim3(THREADS), 0, stream, dx, x, norms, row_dots, job);
 }
 
 }  // namespace
@@ -207,7 +180,8 @@ template <class T> RowScale<T> row_scale(const AttentionCall<T>& call) {
 
 // Floor: 4 N A elements moved (q and k read and written; where nothing changes k it stays: 2 N A).
 template <class T> void prepare_forward(T* qkv, const AttentionCall<T>& call) {
-  launch_forward(qkv, call.norms, qk_rows(call, qkv, qkv), call.stream);
+  RowJob<T> job = qk_rows(call, qkv, qkv);
+  LAUNCH(prepare_forward_kernel<T>, grid_of(job), dim3(THREADS), 0, call.stream, qkv, call.norms, job);
 }
 
 size_t prepare_backward_workspace(const AttentionSettings& settings, const AttentionShape& shape) {
@@ -218,7 +192,8 @@ size_t prepare_backward_workspace(const AttentionSettings& settings, const Atten
 template <class T> void prepare_backward(T* dqkv, const T* qkv, const AttentionCall<T>& call, void* workspace) {
   bool learns = call.settings.scale == Scale::ssmax && call.dssmax_scale;
   float* row_dots = learns ? static_cast<float*>(workspace) : nullptr;
-  launch_backward(dqkv, qkv, call.norms, row_dots, qk_rows(call, dqkv, qkv), call.stream);
+  RowJob<T> job = qk_rows(call, dqkv, qkv);
+  LAUNCH(prepare_backward_kernel<T>, grid_of(job), dim3(THREADS), 0, call.stream, dqkv, qkv, call.norms, row_dots, job);
   // ds_h += sum over rows of (alpha_i / s_h) (unscaled q_i) . dq_i = (sum of q'_i . dq'_i) / s_h. s_h = 0 loses the
   // direction of q, so its gradient is taken to be 0.
   if (row_dots) add_sums_of_heads(call.dssmax_scale, row_dots, call, call.ssmax_scale);
@@ -228,14 +203,6 @@ template <class T>
 void add_sums_of_heads(float* to, const float* rows, const AttentionCall<T>& call, const T* divisor) {
   LAUNCH(head_sums_kernel<T>, dim3(call.shape.H), dim3(THREADS), 0, call.stream, to, divisor, rows, call.shape.B,
          call.shape.T, call.shape.H);
-}
-
-// One part, no rotation, no scale. Floor: 2 N A elements moved, in the backward pass 3 N A.
-template <class T> void norm_output(T* out, float* norms, const AttentionCall<T>& call) {
-  launch_forward(out, norms, output_rows(call, out, out), call.stream);
-}
-template <class T> void norm_output_backward(T* dout, const T* out, const float* norms, const AttentionCall<T>& call) {
-  launch_backward<T>(dout, out, norms, nullptr, output_rows(call, dout, out), call.stream);
 }
 
 std::vector<float2> rope_table(int length, int D, double base, RopeScaling scaling, double factor, double fraction) {
@@ -266,12 +233,10 @@ float rope_scale_factor(RopeScaling scaling, double factor) {
   return float(attention * attention);
 }
 
-#define INSTANTIATE(T)                                                                      \
-  template RowScale<T> row_scale(const AttentionCall<T>&);                                  \
-  template void prepare_forward(T*, const AttentionCall<T>&);                               \
-  template void prepare_backward(T*, const T*, const AttentionCall<T>&, void*);             \
-  template void add_sums_of_heads(float*, const float*, const AttentionCall<T>&, const T*); \
-  template void norm_output(T*, float*, const AttentionCall<T>&);                           \
-  template void norm_output_backward(T*, const T*, const float*, const AttentionCall<T>&);
+#define INSTANTIATE(T)                                                          \
+  template RowScale<T> row_scale(const AttentionCall<T>&);                      \
+  template void prepare_forward(T*, const AttentionCall<T>&);                   \
+  template void prepare_backward(T*, const T*, const AttentionCall<T>&, void*); \
+  template void add_sums_of_heads(float*, const float*, const AttentionCall<T>&, const T*);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

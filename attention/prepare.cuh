@@ -1,5 +1,5 @@
-// Before and after attention, in place on qkv [B, T, 3, H, D]: rotary positions, query/key norm and the row scale
-// alpha_i; and the norm of its output. README.md has their formulas.
+// Before attention, in place on qkv [B, T, 3, H, D]: rotary positions, query/key norm and the row scale alpha_i.
+// README.md has their formulas.
 //     q_i <- alpha_i norm(R_i q_i),  k_j <- norm(R_j k_j);   v is not touched
 // alpha_i is divided by KindRow::unit. A rotation keeps the length, so norm and rotation commute. One pass over the
 // data each way. A group of 1 to 16 lanes has a row (b, t, q|k, h).
@@ -35,7 +35,11 @@ template <class T> RowScale<T> row_scale(const AttentionCall<T>& call);
 // The backward pass of a row: with y = norm(R x) and x' = alpha y as the forward left it, dy = alpha dx' and d(R x) =
 // (dy - y (y . dy) [/ D for rms]) / length = alpha / length dx' - along x'. y . dy = x' . dx', so y itself is not
 // needed; where alpha is 0 so is the gradient. Returns `along`; inverse = 1 / length.
-constexpr float L2_EPS = 1e-12f;
+constexpr float L2_EPS = 1e-12f, RMS_EPS = 1e-6f;
+// 1 / length of a row of D channels whose squares add up to this; norm is l2 or rms.
+__device__ inline float inverse_length(QkNorm norm, float squares, int D) {
+  return norm == QkNorm::l2 ? 1 / max(sqrtf(squares), L2_EPS) : 1 / sqrtf(squares / D + RMS_EPS);
+}
 __device__ inline float gradient_along(QkNorm norm, float dot, float alpha, float inverse, int D) {
   float along = 0;
   if (norm == QkNorm::l2 && inverse < 1 / L2_EPS) along = dot;  // a shorter row was divided by a constant
@@ -65,8 +69,3 @@ void prepare_backward(T* dqkv, const T* qkv, const AttentionCall<T>& call, void*
 // each head has learned.
 template <class T>
 void add_sums_of_heads(float* to, const float* rows, const AttentionCall<T>& call, const T* divisor = nullptr);
-
-// The norm of attention's output, AttentionSettings::norm_of_output(), in place on out [B, T, H, D]; norms [B, T, H] =
-// 1 / length of each row. Then the gradient of that norm's input, in place of its output's in dout.
-template <class T> void norm_output(T* out, float* norms, const AttentionCall<T>& call);
-template <class T> void norm_output_backward(T* dout, const T* out, const float* norms, const AttentionCall<T>& call);

@@ -70,11 +70,15 @@ enum class Bias { none, alibi, fox, cable };
 inline constexpr const char* bias_names[] = {"none", "alibi", "fox", "cable"};
 enum class RopeScaling { none, linear, ntk, yarn };
 inline constexpr const char* rope_scaling_names[] = {"none", "linear", "ntk", "yarn"};
-enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, two_sigmoid, exp };
-inline constexpr const char* gate_activation_names[] = {"none", "sigmoid", "softplus",    "silu",
-                                                        "relu", "tanh",    "two_sigmoid", "exp"};
-enum class GateGranularity { elementwise, headwise };
-inline constexpr const char* gate_granularity_names[] = {"elementwise", "headwise"};
+enum class OutputOperation { none, silu, exclusive };
+inline constexpr const char* output_operation_names[] = {"none", "silu", "exclusive"};
+enum class GateActivation { none, sigmoid, softplus, silu, relu, tanh, two_sigmoid, half_sigmoid, identity, exp };
+inline constexpr const char* gate_activation_names[] = {"none", "sigmoid",     "softplus",     "silu",     "relu",
+                                                        "tanh", "two_sigmoid", "half_sigmoid", "identity", "exp"};
+enum class GateGranularity { elementwise, headwise, shared };
+inline constexpr const char* gate_granularity_names[] = {"elementwise", "headwise", "shared"};
+enum class GateInput { x, none };
+inline constexpr const char* gate_input_names[] = {"x", "none"};
 enum class GateOp { multiply, add };
 inline constexpr const char* gate_op_names[] = {"multiply", "add"};
 enum class GatePosition { sdpa, value, key, query, output };
@@ -87,6 +91,7 @@ struct GateSettings {
   GateGranularity granularity = GateGranularity::elementwise;
   GateOp op = GateOp::multiply;
   GatePosition position = GatePosition::sdpa;
+  GateInput input = GateInput::x;  // none: the logits are the bias alone
   GateWeights weight_init = GateWeights::normal;
   bool bias = true;
   double bias_init = 0;
@@ -96,11 +101,12 @@ struct GateSettings {
 struct AttentionSettings {
   Kind kind = Kind::softmax;
   QkNorm qk_norm = QkNorm::none;
-  QkNorm output_norm = QkNorm::none;  // of each head
   Scale scale = Scale::rsqrt_d;
   double scale_number = 1;                                // of Scale::number
   std::vector<double> parameters = default_parameters();  // of all kinds: KindRow::first_parameter
   Sink sink = Sink::none;                                 // KindRow::has_sink
+  OutputOperation output = OutputOperation::none;         // of each head's output (output.cuh), then its norm
+  QkNorm output_norm = QkNorm::none;
   int window = 0;  // a row sees its last `window` keys and the first `sink_tokens`; 0: all
   int sink_tokens = 0;
   Documents documents = Documents::joined;  // separate: a row sees keys of its own document alone
@@ -110,8 +116,7 @@ struct AttentionSettings {
   GateSettings gate = {};
   bool sums_to_1() const { return kind_row(kind).sums_to_1(); }
   double parameter(const char* name) const;  // of its kind; a Failure if that has none of this name
-  // Kinds whose weights sum to 1 have none: their backward pass needs the output as it was.
-  QkNorm norm_of_output() const { return sums_to_1() ? QkNorm::none : output_norm; }
+  bool changes_output() const { return output != OutputOperation::none || output_norm != QkNorm::none; }
   bool may_prune() const { return bias != Bias::none && kind == Kind::softmax; }  // the bound is that of its weights
   bool prunes() const { return prune && may_prune(); }
   int keys_seen(int rows) const { return window > 0 && rows - window > sink_tokens ? window + sink_tokens : rows; }

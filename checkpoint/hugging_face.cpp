@@ -175,7 +175,8 @@ static bool is_gpt2(const Config& config) {
   auto differs = [](const Config::Layer& layer) {
     const AttentionSettings& a = layer.attention;
     return a.kind != Kind::softmax || a.qk_norm != QkNorm::none || a.scale != Scale::rsqrt_d || a.sink != Sink::none ||
-           a.window > 0 || a.documents != Documents::joined || a.bias != Bias::none || a.gate.exists();
+           a.window > 0 || a.documents != Documents::joined || a.bias != Bias::none || a.changes_output() ||
+           a.gate.exists();
   };
   return m.position == Position::learned && m.head_dim * m.heads == m.channels && !config.some_layer(differs) &&
          m.head.outputs == 0;

@@ -113,6 +113,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaMemset(void* p, int value, size_t bytes);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr);
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nullptr);
+cudaError_t cudaMemset2DAsync(void* p, size_t pitch, int value, size_t width, size_t rows, cudaStream_t = nullptr);
 // Rows of `width` bytes, `to_pitch` and `from_pitch` bytes apart.
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind, cudaStream_t = nullptr);

@@ -223,6 +223,12 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s) {
   if (bytes) put_on(s, [=] { memset(p, value, bytes); });
   return cudaSuccess;
 }
+cudaError_t cudaMemset2DAsync(void* p, size_t pitch, int value, size_t width, size_t rows, cudaStream_t s) {
+  put_on(s, [=] {
+    for (size_t row = 0; row < rows; ++row) memset(static_cast<char*>(p) + row * pitch, value, width);
+  });
+  return cudaSuccess;
+}
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   cudaMemcpyAsync(to, from, bytes, kind, nullptr);
   return kind == cudaMemcpyDeviceToDevice ? cudaSuccess : cudaStreamSynchronize(nullptr);

@@ -40,7 +40,7 @@ enum {
 struct LayerSums {
   std::vector<double> heads;      // [H, REACH + bins]
   std::vector<double> positions;  // [2, POSITIONS]: zeros and pairs, by eighths of the window
-  std::vector<double> gate;       // [GateStatistic::COUNT]
+  std::vector<double> gate;       // [H, GateStatistic::COUNT]; of a gate at the output the first head's alone
   std::vector<double> survivors;  // [T + 1]: rows with that many weights above 0
   std::vector<double> sizes;      // [SIZES]: elements by the upper 16 bits of |x|, without the sign
   std::vector<double> largest;    // [ranks, LARGEST + H]: of |x|, falling, and of each head's weights
@@ -90,7 +90,8 @@ static void add(LayerSums& sums, const LayerStatistics& statistics, const Config
     const TileCount& tiles = statistics.tiles[size_t(statistics.layer) * H + h];
     sums.heads[size_t(h) * fields + TILES] += tiles.needed, sums.heads[size_t(h) * fields + TILES_SEEN] += tiles.seen;
   }
-  for (size_t n = 0; n < statistics.gate.size(); n++) sums.gate[n % GateStatistic::COUNT] += statistics.gate[n];
+  for (size_t n = 0; n < statistics.gate.size(); n++)
+    sums.gate[n / GATE_STATISTICS * GateStatistic::COUNT + n % GateStatistic::COUNT] += statistics.gate[n];
   for (float x : statistics.x) {
     float size = std::fabs(x);
     sums.sizes[std::bit_cast<unsigned>(size) >> 15]++;
@@ -159,35 +160,44 @@ static ordered_json head_json(const double* head, int bins, int T, double larges
           {"d90", rounded(distance_of(head + REACH, bins, T, 0.9))}};
 }
 
+// Adds what gate_statistics() counted, of a layer or of a head.
+static void add_gate(ordered_json& to, bool gated, const std::vector<double>& g) {
+  double all = std::accumulate(g.begin() + GateStatistic::NEGATIVE, g.end(), 0.0);  // elements
+  to["gate"] = nullptr;
+  if (gated)
+    to.update({{"gate", rounded(g[GateStatistic::GATE] / all)},
+               {"gate_below", numbers(std::vector{g[GateStatistic::CLOSED], g[GateStatistic::NARROW]}, all)},
+               {"gate_shares", numbers(std::vector<double>(g.begin() + GateStatistic::NEGATIVE, g.end()), all)}});
+  to.update({{"out_abs", numbers(std::vector{g[GateStatistic::BEFORE], g[GateStatistic::AFTER]}, all)},
+             {"out_below", numbers(std::vector{g[GateStatistic::BELOW_001], g[GateStatistic::BELOW_0001]}, all)}});
+}
+
 static ordered_json layer_json(const LayerSums& sums, const Config& config, int l, int T) {
   int bins = reach_bins(T), H = config.model.heads;
-  bool gated = config.layer(l).attention.gate.exists();
+  const GateSettings gate = config.layer(l).attention.gate;
   double elements = std::accumulate(sums.sizes.begin(), sums.sizes.end(), 0.0), massive = 0;
   double median = size_of_bin(quantile(sums.sizes, 0.5)), limit = std::max(100.0, 1000 * median);
   for (int bin = 0; bin < SIZES; bin++) massive += size_of_bin(bin) > limit ? sums.sizes[bin] : 0;
-  const std::vector<double>& g = sums.gate;
-  double of_gate = std::accumulate(g.begin() + GateStatistic::NEGATIVE, g.end(), 0.0);  // all elements
+  std::vector<double> of_layer(GateStatistic::COUNT);
+  for (size_t n = 0; n < sums.gate.size(); n++) of_layer[n % GateStatistic::COUNT] += sums.gate[n];
   std::vector<double> zeros, survivors(sums.survivors);
   for (int n = 0; n < POSITIONS; n++) zeros.push_back(sums.positions[n] / sums.positions[POSITIONS + n]);
   double rows = std::accumulate(survivors.begin(), survivors.end(), 0.0), kept = 0;
   for (size_t n = 0; n < survivors.size(); n++) kept += double(n) * survivors[n] / rows;
   ordered_json layer = {{"max", numbers(std::vector<double>(sums.largest.begin(), sums.largest.begin() + LARGEST))},
                         {"median", rounded(median)},
-                        {"massive", rounded(massive / elements)},
-                        {"gate", nullptr}};
-  if (gated)
-    layer.update(
-        {{"gate", rounded(g[GateStatistic::GATE] / of_gate)},
-         {"gate_below", numbers(std::vector{g[GateStatistic::CLOSED], g[GateStatistic::NARROW]}, of_gate)},
-         {"gate_shares", numbers(std::vector<double>(g.begin() + GateStatistic::NEGATIVE, g.end()), of_gate)}});
-  layer.update({{"out_abs", numbers(std::vector{g[GateStatistic::BEFORE], g[GateStatistic::AFTER]}, of_gate)},
-                {"out_below", numbers(std::vector{g[GateStatistic::BELOW_001], g[GateStatistic::BELOW_0001]}, of_gate)},
-                {"zeros_by_position", numbers(zeros)},
+                        {"massive", rounded(massive / elements)}};
+  add_gate(layer, gate.exists(), of_layer);
+  layer.update({{"zeros_by_position", numbers(zeros)},
                 {"survivors", {rounded(kept), quantile(survivors, 0.5)}},
                 {"heads", ordered_json::array()}});
-  for (int h = 0; h < H; h++)
+  for (int h = 0; h < H; h++) {
     layer["heads"].push_back(
         head_json(&sums.heads[size_t(h) * (REACH + bins)], bins, T, sums.largest[size_t(LARGEST) + h]));
+    auto of_head = sums.gate.begin() + h * GateStatistic::COUNT;
+    if (!gate.exists() || gate.position != GatePosition::output)  // there the heads are mixed
+      add_gate(layer["heads"].back(), gate.exists(), {of_head, of_head + GateStatistic::COUNT});
+  }
   return layer;
 }
 
@@ -313,7 +323,7 @@ bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shar
     int batch = diagnostics_batch(config, length);
     LayerSums empty{std::vector<double>(H * (REACH + reach_bins(length))),
                     std::vector<double>(2 * POSITIONS),
-                    std::vector<double>(GateStatistic::COUNT),
+                    std::vector<double>(H * GateStatistic::COUNT),
                     std::vector<double>(length + 1),
                     std::vector<double>(SIZES),
                     std::vector<double>(ranks * (LARGEST + H))};

@@ -20,20 +20,17 @@ template <class Real> struct LayerActivations {
   Real* x;        // [N, C]  the residual stream that enters the layer
   Real* ln1;      // [N, C]
   Real* qkv;      // [N, Q]  Q = 3A and the gate's logits; q and k already prepared (rotated, normalised, scaled)
-  Real* att;      // [N, A]  output of attention, after its norm
-  Real* ungated;  // [N, A], or [N, C] at the output projection: what the gate acts on; att itself for the gate at sdpa
+  Real* att;      // [N, A]  output of attention
+  Real* ungated;  // [N, A], or [N, C] at the output projection: what the gate acts on, unless it is at sdpa
   Real* mid;      // [N, C]  the residual stream between attention and MLP
   Real* ln2;      // [N, C]
   Real* fc;       // [N, F]  before GELU
   Real* gelu;     // [N, F]
   float *mean1, *rstd1, *mean2, *rstd2;  // [N]
   float* qk_norms;                       // [N, 2, H] or nullptr
-  float* att_norms;                      // [N, H] or nullptr
   float* att_stats;                      // [statistics, B, H, T]
   float* bias;                           // [bias_floats()] or nullptr
 };
-
-inline constexpr size_t GATE_STATISTICS = GATE_STATISTICS_BLOCKS * GateStatistic::COUNT;
 
 // The arrays of one pass over N rows. Training keeps every layer's arrays for the backward pass (except those that it
 // computes again, config.train.recompute); evaluation has one layer's arrays, which all layers use in turn.
@@ -42,7 +39,7 @@ template <class Real> struct Activations {
   Real* x_final;            // [N, C]  the residual stream that leaves the last layer
   Real* lnf;                // [N, C]
   float *meanf, *rstdf;     // [N]
-  Real* gated;              // [N, A]  attention's output after the gate at sdpa; recomputed in the backward pass
+  Real* finished;           // [N, A]  attention's output after its operation, norm and gate; recomputed by the backward
   Real* logits;             // [logit_rows, Vp]; nullptr with a regression head, and without one:
   float *outputs, *values;  // [N, Kp], [N, K]  the head's outputs and their targets
   Real* doutputs;           // [N, Kp]
@@ -86,22 +83,19 @@ template <class Real> struct Activations {
     per_layer(&Layer::qkv, keep, [&](int l) { return N * layers[l].columns.Q; });
     per_layer(&Layer::qk_norms, keep, all(config.attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads));
     per_layer(&Layer::att, keep, all(N * A));
-    per_layer(&Layer::att_norms, keep,
-              [&](int l) { return attention[l].norm_of_output() == QkNorm::none ? 0 : N * m.heads; });
     per_layer(&Layer::ungated, keep, [&](int l) { return layers[l].columns.G ? ungated : 0; });
     per_layer(&Layer::att_stats, keep,
               [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); });
     per_layer(&Layer::bias, keep, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; });
     per_layer(&Layer::fc, keep, all(N * F));
     per_layer(&Layer::gelu, keep_gelu, all(N * F));
-    size_t gated_att = 0;
-    for (Layer& layer : layers)
-      if (gates_attention && layer.columns.G) plan.alias(&layer.ungated, &layer.att), gated_att = N * A;
+    bool finishes = config.attention.changes_output();
+    for (const Layer& layer : layers) finishes |= gates_attention && layer.columns.G > 0;
     plan.add(&x_final, N * C, category);
     plan.add(&lnf, N * C, category);
     plan.add(&meanf, N, category);
     plan.add(&rstdf, N, category);
-    plan.add(&gated, gated_att, category);
+    plan.add(&finished, finishes ? N * A : 0, category);
     plan.add(&losses, N, category);
     plan.add(&above, training || config.model.head.outputs ? 0 : N, category);
     plan.add(&inputs, N, category);
@@ -152,6 +146,7 @@ template <class Real> struct Buffers {
   Real* dnorm;      // [N, C]  gradient of a layernorm's output, or of the projection before a gate
   Real* dwide;      // [N, max(Q, F)]
   Real* datt;       // [N, A]
+  float* along;     // [N, H], of output_backward(), or nullptr
   void* workspace;  // bytes
 
   void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
@@ -180,6 +175,8 @@ template <class Real> struct Buffers {
       plan.add(&dnorm, N * C, "activation gradients");
       plan.add(&dwide, N * std::max(Q, F), "activation gradients");
       plan.add(&datt, N * A, "activation gradients");
+      bool exclusive = config.attention.output == OutputOperation::exclusive;
+      plan.add(&along, exclusive ? N * m.heads : 0, "activation gradients");
       size_t workspace_bytes =
           std::max({embedding_backward_workspace(int(N), m.channels), layernorm_backward_workspace(int(N), m.channels),
                     linear_bias_backward_workspace(int(N), int(std::max({Q, F, C, size_t(padded_outputs(config))}))),
@@ -189,7 +186,8 @@ template <class Real> struct Buffers {
     }
     evaluation.plan(plan, config, rows, false, "evaluation");
     size_t row_statistics_count = rows * m.heads * row_statistics(std::max(m.context, eval_length));
-    plan.add(&statistics, config.diagnoses ? std::max(row_statistics_count, GATE_STATISTICS) : 0, "evaluation");
+    plan.add(&statistics, config.diagnoses ? std::max(row_statistics_count, m.heads * GATE_STATISTICS) : 0,
+             "evaluation");
     plan.end_sharing();
   }
 };

@@ -14,6 +14,7 @@ QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& a) {
   int C = m.channels, H = m.heads, D = m.head_dim, A = H * D;
   int Z = bias_is_learned(a.bias) ? H : 0, G = a.gate.position == GatePosition::output ? C : A;
   if (a.gate.granularity == GateGranularity::headwise) G = H;
+  if (a.gate.granularity == GateGranularity::shared) G = D;
   if (!a.gate.exists()) G = 0;
   return {Z, G, Z + G ? int(round_up(3 * A + Z + G, D % 8 == 0 ? D : 8)) : 3 * A};
 }

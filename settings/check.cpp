@@ -112,9 +112,14 @@ static const Rule RULES[] = {
                          shortened(entry_text(entry)).c_str(), key, what, key);
      return "";
    }},
+  {"attention.gate.input", {"attention.gate.bias"}, [](const Config& c) -> std::string {
+     const GateSettings& gate = c.attention.gate;
+     if (!gate.exists() || gate.input == GateInput::x || gate.bias) return "";
+     return "leaves attention.gate.bias alone to be learned, which is false; set it to true";
+   }},
   {"attention.gate.granularity", {"attention.gate.position"}, [](const Config& c) -> std::string {
      const GateSettings& gate = c.attention.gate;
-     if (gate.granularity != GateGranularity::headwise || gate.position != GatePosition::output) return "";
+     if (gate.granularity == GateGranularity::elementwise || gate.position != GatePosition::output) return "";
      return "does not exist at attention.gate.position = \"output\", where the heads are mixed already; use "
             "\"elementwise\" or another position";
    }},

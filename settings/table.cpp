@@ -38,16 +38,6 @@ static EnumField choice_of_families(std::string& family) {
           [&family, names](size_t index) { family = names[index]; }, nullptr};
 }
 
-// "relu, sigmoid or threshold"
-static std::string kinds_without_sum() {
-  std::vector<const char*> names;
-  for (const KindRow& kind : kind_rows())
-    if (!kind.sums_to_1()) names.push_back(kind.name);
-  std::string text;
-  for (size_t n = 0; n < names.size(); n++) append_item(text, names[n], n + 1 == names.size() ? " or " : ", ");
-  return text;
-}
-
 static bool has_gate(const Config::Layer& l) { return l.attention.gate.exists(); }
 static bool has_window(const Config::Layer& l) { return l.attention.window > 0; }
 static bool rotates(const Config::Layer& l) { return l.rotated; }
@@ -56,16 +46,13 @@ static bool some_layer_lacks(const Config& c, const char* key) {
   return c.some_layer([&](const Config::Layer& l) { return !l.own.says(key); });
 }
 
-static const std::string NO_SUM_TEXT =
-    "layers with an attention.kind whose weights do not sum to 1: " + kinds_without_sum();
-
 // clang-format off
 static const EffectiveWhen
-    NO_SUM = {NO_SUM_TEXT.c_str(),
-              [](const Config& c) { return c.some_layer([](const auto& l) { return !l.attention.sums_to_1(); }); }},
     GATE = {"layers with an attention.gate.activation", [](const Config& c) { return c.some_layer(has_gate); }},
     GATE_BIAS = {"layers with a gate and attention.gate.bias",
                  [](const Config& c) { return GATE.met(c) && c.attention.gate.bias; }},
+    GATE_INPUT = {"layers with a gate, and attention.gate.input other than \"none\"",
+                  [](const Config& c) { return GATE.met(c) && c.attention.gate.input != GateInput::none; }},
     ROPE = {"layers that rotate: model.position = \"rope\", and not \"rotated\": false in attention.layers",
             [](const Config& c) { return c.some_layer(rotates); }},
     ROPE_BASE = {"layers that rotate more than one pair of channels",
@@ -177,8 +164,9 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
      "factor of a row's scores"},
     only_with(KIND, {"attention.kind", choice(a.kind), "", no, "how scores become weights"}),
-    only_with(NO_SUM, {"attention.output_norm", choice(a.output_norm, qk_norm_names), "", no,
-                       "normalises each head's output"}),
+    {"attention.output", choice(a.output, output_operation_names), "", no,
+     "changes each head's output; exclusive: takes away its part along the token's own value"},
+    {"attention.output_norm", choice(a.output_norm, qk_norm_names), "", no, "then normalises it, before the gate"},
     {"attention.sink", choice(a.sink, sink_names), "", no,
      "an extra term in softmax's denominator; one: 1 + sum e^z (softmax1)"},
     only_with(KEY_WINDOW, {"attention.window", &a.window, "[0, 16777216]", no,
@@ -198,10 +186,12 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     only_with(MAY_GATE, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
     only_with(GATE, {"attention.gate.granularity", choice(g.granularity, gate_granularity_names), "", no,
-                     "one logit per channel, or per head"}),
+                     "a logit for each channel, for each head, or for each channel of a head, shared by all heads"}),
     only_with(GATE, {"attention.gate.op", choice(g.op, gate_op_names), "", no, "how the gate acts"}),
     only_with(GATE, {"attention.gate.position", choice(g.position, gate_position_names), "", no, "what it acts on"}),
-    only_with(GATE, {"attention.gate.weight_init", choice(g.weight_init, gate_weights_names), "", no,
+    only_with(GATE, {"attention.gate.input", choice(g.input, gate_input_names), "", no,
+                     "where its logits come from: x, each token; none: a learned bias alone"}),
+    only_with(GATE_INPUT, {"attention.gate.weight_init", choice(g.weight_init, gate_weights_names), "", no,
                      "its initial weights: normal, as the model's, or zero"}),
     only_with(GATE, {"attention.gate.bias", &g.bias, "", no, "whether its logits have a bias"}),
     only_with(GATE_BIAS, {"attention.gate.bias_init", &g.bias_init, "[-1e6, 1e6]", no, "the initial bias"}),

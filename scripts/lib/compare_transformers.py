@@ -43,10 +43,10 @@ def cases(variants):
   """(what it is, settings of model and attention) of every comparison."""
   for position, variant in itertools.product(("rope", "learned"), variants):
     yield f"{variant}, {position}", {"model.position": position, "attention.variant": variant}
-  activations = itertools.cycle(("sigmoid", "softplus", "silu", "relu", "tanh", "exp"))
+  activations = itertools.cycle(("sigmoid", "softplus", "silu", "relu", "tanh", "half_sigmoid", "identity", "exp"))
   for position, granularity, op in itertools.product(("sdpa", "value", "key", "query", "output"),
-                                                     ("elementwise", "headwise"), ("multiply", "add")):
-    if (position, granularity) == ("output", "headwise"):
+                                                     ("elementwise", "headwise", "shared"), ("multiply", "add")):
+    if position == "output" and granularity != "elementwise":
       continue
     gate = {"activation": next(activations), "position": position, "granularity": granularity, "op": op}
     yield "gate: " + " ".join(gate.values()), {"attention.gate": gate}
@@ -75,7 +75,11 @@ def cases(variants):
                    {"attention.variant": "lssar", "attention.power": 3, "attention.offset": 0.5},
                    {"attention.variant": "lssar", "attention.power": 2.5, "attention.offset": 0},
                    {"attention.variant": "lssar", "attention.offset_free_rows": 0},
-                   {"attention.variant": "lssa", "attention.gate": {"activation": "silu", "bias": False}}):
+                   {"attention.variant": "lssa", "attention.gate": {"activation": "silu", "bias": False}},
+                   {"attention.gate": {"activation": "tanh", "input": "none", "granularity": "shared"}},
+                   {"attention.output": "exclusive"}, {"attention.output": "silu", "attention.output_norm": "l2"},
+                   {"attention.output": "exclusive", "attention.output_norm": "rms", "model.position": "learned",
+                    "attention.gate": {"activation": "sigmoid"}, "attention.layers": ["lssar", {"gated": False}]}):
     yield json.dumps(settings)[1:-1].replace('"', ""), settings
 
 

@@ -21,7 +21,11 @@ from transformers.modeling_outputs import CausalLMOutput
 
 TINY = torch.finfo(torch.float32).tiny
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
-               "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g)}
+               "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g),
+               "half_sigmoid": lambda g: (1 + torch.sigmoid(g)) / 2, "identity": lambda g: g}
+# What is done to a head's output y of the value v.
+OUTPUTS = {"none": lambda y, v: y, "silu": lambda y, v: F.silu(y),
+           "exclusive": lambda y, v: y - (y * (u := normalised(v, "l2"))).sum(-1, keepdim=True) * u}
 # The kinds that are one expression f, from their files (attention/kind.h): what becomes of f in a row, fixed numbers,
 # learned ones with their initial values, f. The copy in a checkpoint has those of its model. An f of whole rows has
 # seen [..., T, T], softmax(x) and normalised(x), over the keys that a row sees.
@@ -40,14 +44,16 @@ class PlusGPTConfig(PretrainedConfig):
 
 
 class Projection(nn.Module):
-  """x W + b, with W [inputs, outputs] as GPT-2's files hold it."""
+  """x W + b, with W [inputs, outputs] as GPT-2's files hold it; without inputs b alone."""
 
   def __init__(self, inputs, outputs, std, bias=0.0):
     super().__init__()
-    self.weight = nn.Parameter(std * torch.randn(inputs, outputs))
+    self.weight = nn.Parameter(std * torch.randn(inputs, outputs)) if inputs else None
     self.bias = None if bias is None else nn.Parameter(torch.full((outputs,), float(bias)))
 
   def forward(self, x):
+    if self.weight is None:
+      return self.bias.expand(*x.shape[:-1], -1)
     y = x @ self.weight
     return y if self.bias is None else y + self.bias
 
@@ -188,10 +194,8 @@ class Attention(nn.Module):
     if self.settings.kind != "softmax":
       self.settings.sink = "none"
     self.rope_fraction = model.get("rope_fraction", 1)
-    row_weights, _, initial, _ = FORMULAS.get(self.settings.kind, ("none", (), {}, None))
-    # such an output is not normalised
-    sums_to_1 = self.settings.kind in ("softmax", "lssar") or row_weights != "none"
-    self.output_norm = "none" if sums_to_1 else attention.get("output_norm", "none")
+    _, _, initial, _ = FORMULAS.get(self.settings.kind, (None, (), {}, None))
+    self.output, self.output_norm = attention.get("output", "none"), attention.get("output_norm", "none")
     self.context, self.shape = config.n_positions, (H, model["head_dim"])
     A = H * model["head_dim"]
     std = config.initializer_range
@@ -200,8 +204,9 @@ class Attention(nn.Module):
     if self.settings.bias in ("fox", "cable"):
       self.c_decay = Projection(C, H, std)
     if self.gate.activation != "none":
-      logits = H if self.gate.granularity == "headwise" else C if self.gate.position == "output" else A
-      self.c_gate = Projection(C, logits, 0.0 if self.gate.weight_init == "zero" else std,
+      logits = {"headwise": H, "shared": A // H}.get(self.gate.granularity, C if self.gate.position == "output" else A)
+      inputs = C if getattr(self.gate, "input", "x") == "x" else 0
+      self.c_gate = Projection(inputs, logits, 0.0 if self.gate.weight_init == "zero" else std,
                                bias=self.gate.bias_init if self.gate.bias else None)
     self.ssmax_scale = nn.Parameter(torch.full((H,), 0.43)) if self.settings.scale == "ssmax" else None
     self.sink = nn.Parameter(torch.zeros(H)) if self.settings.sink == "learned" else None
@@ -224,7 +229,11 @@ class Attention(nn.Module):
       c = bias(decay, self.settings.bias, self.shape[0], T).to(z)
       z = z + (c[..., :, None] - c[..., None, :])
     P = weights(z, self.settings, self.context, self.sink, self.score, starts)
-    y = normalised(P @ v.to(wide), self.output_norm).to(x.dtype).transpose(1, 2)
+    o = P @ v.to(wide)
+    y = OUTPUTS[self.output](o, v.to(wide))
+    if self.output == "exclusive" and self.output_norm != "none":  # what is left is rounding, as in a first row
+      y = y.masked_fill(y.norm(dim=-1, keepdim=True) <= 2**-16 * o.norm(dim=-1, keepdim=True), 0)
+    y = normalised(y, self.output_norm).to(x.dtype).transpose(1, 2)
     y = self.gated(y, x, "sdpa").flatten(2)
     return self.gated(self.c_proj(y), x, "output"), P.to(x.dtype)
 
@@ -234,7 +243,8 @@ class Attention(nn.Module):
     if gate.activation == "none" or gate.position != position:
       return y
     g = ACTIVATIONS[gate.activation](self.c_gate(x))
-    g = g[..., None] if gate.granularity == "headwise" else g.view(y.shape)
+    g = (g[..., None] if gate.granularity == "headwise" else g[..., None, :] if gate.granularity == "shared" else
+         g.view(y.shape))
     return y * g if gate.op == "multiply" else y + g
 
 

@@ -571,22 +571,6 @@ Numbers<P> ref_prepare_backward(const AttentionSetup& s, const AttentionShape& s
   return dqkv;
 }
 
-// The norm of attention's output x [B, T, H, D], or from dy, the gradient of what it gives, that of x. Keys are
-// normalised in the same way.
-template <class P>
-Numbers<P> ref_norm_output(const AttentionSettings& settings, const AttentionShape& shape, const Numbers<P>& x,
-                           const Numbers<P>& dy = {}) {
-  AttentionSetup s{{.qk_norm = settings.norm_of_output()}};
-  auto as_keys = [&](const Numbers<P>& values) {
-    Numbers<P> qkv(shape.qkv_size());
-    for (size_t i = 0, row = size_t(shape.H) * shape.D; i < values.size(); i++)
-      qkv[i / row * 3 * row + row + i % row] = values[i];
-    return qkv;
-  };
-  if (dy.empty()) return part_of(shape, ref_prepare<P>(s, shape, as_keys(x), {}), 1);
-  return part_of(shape, ref_prepare_backward<P>(s, shape, as_keys(x), as_keys(dy), {}), 1);
-}
-
 // ---- shared by the tests of attention
 
 template <class T> constexpr double u = unit_roundoff<T>;

@@ -208,38 +208,42 @@ TEST(Diagnose, EqualBits) {
 TEST(GateStatistics, EveryActivation) {
   const int N = 300, H = 3, D = 20, W = H * D, Q = 3 * W + 64;
   auto x = random_normal<float>(size_t(N) * W, 1, 0.1f), logits = random_normal<float>(size_t(N) * Q, 2, 3);
-  DeviceArray<float> dx(x), dlogits(logits), statistics(GATE_STATISTICS_BLOCKS * GateStatistic::COUNT);
+  DeviceArray<float> dx(x), dlogits(logits), statistics(H * GATE_STATISTICS_BLOCKS * GateStatistic::COUNT);
   for (size_t a = 0; a < std::size(gate_activation_names); a++)
-    for (GateGranularity granularity : {GateGranularity::elementwise, GateGranularity::headwise})
+    for (GateGranularity granularity :
+         {GateGranularity::elementwise, GateGranularity::headwise, GateGranularity::shared})
       for (GateOp op : {GateOp::multiply, GateOp::add}) {
-        GateSettings settings{.activation = GateActivation(a), .granularity = granularity, .op = op};
+        GateCase c{{.activation = GateActivation(a), .granularity = granularity, .op = op}, N, H, D};
         if (a == 0 && op == GateOp::add) continue;
         auto run = [&] {
-          gate_statistics<float>(statistics, {dx, W}, {dlogits + 3 * W, Q}, settings, N, H, D, nullptr);
+          gate_statistics<float>(statistics, {dx, W}, {dlogits + 3 * W, Q}, c.settings, N, H, D, nullptr);
           return bits_of(statistics);
         };
         run();
         std::vector<float> got = statistics.download();
-        std::vector<double> sums(GateStatistic::COUNT), exact(GateStatistic::COUNT);
-        for (size_t n = 0; n < got.size(); n++) sums[n % GateStatistic::COUNT] += got[n];
+        std::vector<double> sums(H * GateStatistic::COUNT), exact(sums.size());
+        for (size_t n = 0, blocks = GATE_STATISTICS_BLOCKS; n < got.size(); n++)
+          sums[n / (blocks * GateStatistic::COUNT) * GateStatistic::COUNT + n % GateStatistic::COUNT] += got[n];
         for (int row = 0; row < N; row++)
-          for (int c = 0; c < W; c++) {
-            double g = logits[size_t(row) * Q + 3 * W + (granularity == GateGranularity::headwise ? c / D : c)], slope;
+          for (int column = 0; column < W; column++) {
+            double* of_head = &exact[column / D * GateStatistic::COUNT];
+            double g = logits[size_t(row) * Q + 3 * W + c.logit(column)], slope;
             g = a == 0 ? 1 : ref_activation<Exact>(GateActivation(a), g, &slope);
-            double v = x[size_t(row) * W + c], y = op == GateOp::add ? v + g : v * g;
-            exact[GateStatistic::BEFORE] += std::fabs(v), exact[GateStatistic::AFTER] += std::fabs(y);
-            exact[GateStatistic::BELOW_001] += std::fabs(y) < 0.01,
-                exact[GateStatistic::BELOW_0001] += std::fabs(y) < 0.001;
-            exact[GateStatistic::GATE] += g, exact[GateStatistic::CLOSED] += g < 0.01,
-                exact[GateStatistic::NARROW] += g < 0.1;
+            double v = x[size_t(row) * W + column], y = op == GateOp::add ? v + g : v * g;
+            of_head[GateStatistic::BEFORE] += std::fabs(v), of_head[GateStatistic::AFTER] += std::fabs(y);
+            of_head[GateStatistic::BELOW_001] += std::fabs(y) < 0.01,
+                of_head[GateStatistic::BELOW_0001] += std::fabs(y) < 0.001;
+            of_head[GateStatistic::GATE] += g, of_head[GateStatistic::CLOSED] += g < 0.01,
+                of_head[GateStatistic::NARROW] += g < 0.1;
             int share = int(std::min(g * GateStatistic::BINS, GateStatistic::BINS - 1.0));
-            exact[g < 0 ? GateStatistic::NEGATIVE : g > 1 ? GateStatistic::ABOVE : GateStatistic::SHARES + share]++;
+            of_head[g < 0 ? GateStatistic::NEGATIVE : g > 1 ? GateStatistic::ABOVE : GateStatistic::SHARES + share]++;
           }
-        for (int f = 0; f < GateStatistic::COUNT;
-             f++) {  // sums of 18,000 floats; a number at the edge may be counted apart
+        for (size_t n = 0; n < exact.size(); n++) {  // at most 128 sums; a number at an edge may be counted apart
+          size_t f = n % GateStatistic::COUNT;
           bool counts = f != GateStatistic::BEFORE && f != GateStatistic::AFTER && f != GateStatistic::GATE;
-          EXPECT_NEAR(sums[f], exact[f], counts ? 1 : 1e-5 * N * W)
-              << gate_activation_names[a] << " " << gate_op_names[int(op)] << " statistic " << f;
+          EXPECT_NEAR(sums[n], exact[n], counts ? 1 : 1e-5 * N * D + 0x1p-17 * exact[n])
+              << gate_activation_names[a] << " " << gate_op_names[int(op)] << " head " << n / GateStatistic::COUNT
+              << " statistic " << f;
         }
         expect_reproducible("gate statistics", run);
       }

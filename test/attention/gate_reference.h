@@ -26,6 +26,10 @@ template <class P> Real<P> ref_activation(GateActivation activation, Real<P> g, 
     case GateActivation::tanh:
       value = P::round(std::tanh(g)), *slope = P::round(1 / P::round(std::cosh(g) * std::cosh(g)));
       break;
+    case GateActivation::half_sigmoid:
+      value = P::round((1 + sigmoid) / 2), *slope = P::round(sigmoid * other) / 2;
+      break;
+    case GateActivation::identity: value = g, *slope = 1; break;
     case GateActivation::two_sigmoid: value = 2 * sigmoid, *slope = 2 * P::round(sigmoid * other); break;
     case GateActivation::exp: value = P::round(std::exp(g)), *slope = value; break;
   }
@@ -37,8 +41,9 @@ struct GateCase {
   int N, H, D;
   bool headwise() const { return settings.granularity == GateGranularity::headwise; }
   bool adds() const { return settings.op == GateOp::add; }
-  int G() const { return headwise() ? H : H * D; }
-  int logit(int column) const { return headwise() ? column / D : column; }
+  bool shared() const { return settings.granularity == GateGranularity::shared; }
+  int G() const { return headwise() ? H : shared() ? D : H * D; }
+  int logit(int column) const { return headwise() ? column / D : shared() ? column % D : column; }
 };
 
 template <class P> Reals<P> ref_gate(const GateCase& c, const Reals<P>& x, const Reals<P>& g) {

@@ -1,4 +1,4 @@
-// The gate of attention/gate.cuh: every activation, both granularities and operations, strides, odd sizes, in both
+// The gate of attention/gate.cuh: every activation, all granularities, both operations, strides, odd sizes, in both
 // precisions, against the float64 formula; its gradients against finite differences; extreme logits.
 #include "attention/gate.cuh"
 
@@ -12,7 +12,8 @@ namespace {
 std::vector<GateSettings> all_settings() {
   std::vector<GateSettings> all;
   for (int activation = 1; activation <= int(GateActivation::exp); activation++)
-    for (GateGranularity granularity : {GateGranularity::elementwise, GateGranularity::headwise})
+    for (GateGranularity granularity :
+         {GateGranularity::elementwise, GateGranularity::headwise, GateGranularity::shared})
       for (GateOp op : {GateOp::multiply, GateOp::add}) all.push_back({GateActivation(activation), granularity, op});
   return all;
 }

@@ -77,38 +77,6 @@ TYPED_TEST(PrepareTest, LongShapes) {
       }
 }
 
-template <class T>
-static void check_output_norm(const AttentionSettings& s, const AttentionShape& shape, int shift = 0) {
-  std::string name = format("output norm %s, ", qk_norm_names[int(s.output_norm)]) + describe(s, shape);
-  auto out = random_normal<T>(shape.out_size() + shift, 1, 0.1f), dout = random_normal<T>(shape.out_size() + shift, 2);
-  DeviceArray<T> x(out), dx(dout);
-  DeviceArray<float> norms(shape.rows());
-  norm_output<T>(x + shift, norms, {.settings = s, .shape = shape});
-  norm_output_backward<T>(dx + shift, x + shift, norms, {.settings = s, .shape = shape});
-  auto y = x.download(), result = dx.download();
-  for (auto* values : {&out, &dout, &y, &result}) *values = without_first(*values, shift);
-  auto ex = widen<Exact>(out), ed = widen<Exact>(dout);
-  auto nx = widen<Naive<T>>(out), nd = widen<Naive<T>>(dout);
-  expect_close(name, y, ref_norm_output<Exact>(s, shape, ex), ref_norm_output<Naive<T>>(s, shape, nx), u<T>);
-  expect_close(name + " backward", result, ref_norm_output<Exact>(s, shape, ex, ed),
-               ref_norm_output<Naive<T>>(s, shape, nx, nd), u<T>);
-}
-
-TYPED_TEST(PrepareTest, OutputNorms) {
-  for (QkNorm norm : {QkNorm::l2, QkNorm::rms})
-    for (int D : {2, 33, 64, 128, 360})
-      for (int shift : {0, 1})
-        check_output_norm<TypeParam>({.kind = Kind::threshold, .output_norm = norm}, {2, 31, 3, D}, shift);
-  // where weights do not sum to 1, and only there
-  for (size_t kind = 0; kind < std::size(kind_names); kind++) {
-    if (!has_reference(Kind(kind))) continue;
-    AttentionSetup s{{.kind = Kind(kind), .output_norm = QkNorm::rms}};
-    double sum = 0, sink_weight;
-    for (double p : ref_weights<Exact>(s, {0.3, 2.5, -1, 1.2, 4}, -INFINITY, &sink_weight)) sum += p;
-    EXPECT_EQ(s.norm_of_output() == QkNorm::none, std::fabs(sum - 1) < 1e-9) << kind_names[kind];
-  }
-}
-
 // Rows of zeros: nothing divides by their length.
 TYPED_TEST(PrepareTest, Zeros) {
   using T = TypeParam;

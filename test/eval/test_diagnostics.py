@@ -10,7 +10,7 @@ from lib import metrics, section_answers  # from SCRIPTS
 from lib.sections import View
 
 HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "tiles", "max", "reach",
-        "distance", "d50", "d90"}
+        "distance", "d50", "d90", "gate", "out_abs", "out_below"}
 LAYER = {"max", "median", "massive", "gate", "out_abs", "out_below", "zeros_by_position", "survivors", "heads"}
 LINE = {"type", "step", "tokens", "length", "sequences", "start", "id", "weights", "of", "first_token", "sink_rate",
         "entropy", "entropy_norm", "m_act", "gate", "zeros", "layers"}
@@ -137,7 +137,12 @@ class Diagnostics(Workspace):
     self.assertTrue(0.3 < line["zeros"] < 0.9, line["zeros"])
     for layer in line["layers"]:
       self.assertEqual(set(layer), LAYER | {"gate_below", "gate_shares"})
-      self.assertAlmostEqual(sum(layer["gate_shares"]), 1, delta=1e-5)
+      for gate in (layer, *layer["heads"]):
+        self.assertAlmostEqual(sum(gate["gate_shares"]), 1, delta=1e-5)
+      self.assertNotEqual(*(head["out_abs"] for head in layer["heads"]))
+      for n in range(2):  # heads have equally many elements
+        of_heads = [head["out_abs"][n] for head in layer["heads"]]
+        self.assertAlmostEqual(sum(of_heads) / len(of_heads), layer["out_abs"][n], delta=1e-5 * layer["out_abs"][n])
       self.assertTrue(1 <= layer["survivors"][0] <= 16)
 
   def test_layers_that_differ(self):
@@ -159,6 +164,7 @@ class Diagnostics(Workspace):
       for layer in line["layers"]:
         before, after = layer["out_abs"]
         self.assertAlmostEqual(after / before, 0.5, delta=1e-5)
+        self.assertEqual("out_abs" in layer["heads"][0], position != "output")
 
   def test_while_training_and_resumed(self):
     changes = {"diagnostics__every": 2, "log__groups_every": 2, "checkpoint__every": 2, "eval__every": 0}

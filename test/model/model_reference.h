@@ -11,6 +11,7 @@
 #include "settings/config.h"
 #include "test/attention/attention_reference.h"
 #include "test/attention/gate_reference.h"
+#include "test/attention/output_reference.h"
 #include "test/kernels/reference.h"
 #include "train_gpt2.h"
 
@@ -33,7 +34,8 @@ template <class P> class ReferenceModel {
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
     K = m.head.outputs;
     gate_ = config.attention.gate;
-    G = gate_.granularity == GateGranularity::headwise ? H : gate_.position == GatePosition::output ? C : A;
+    G = gate_.position == GatePosition::output ? C : A;
+    if (gate_.granularity != GateGranularity::elementwise) G = gate_.granularity == GateGranularity::headwise ? H : D;
   }
 
   // Parameters as the kernels see them: the masters rounded to the storage type.
@@ -89,7 +91,9 @@ template <class P> class ReferenceModel {
       a.ln1 = layernorm(h + "ln_1");
       a.qkv = linear(a.ln1.out, h + "attn.c_attn", N, C, 3 * A, 1).d;
       a.gated = gate_.activation != GateActivation::none && own(l).gated;
-      if (a.gated)
+      if (a.gated && gate_.input == GateInput::none)
+        for (int n = 0; n < N; n++) std::ranges::copy(parameters[h + "attn.c_gate.bias"], std::back_inserter(a.logits));
+      else if (a.gated)
         a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
       for (int part = 0; part < 3; part++)
         if (gated(a, part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
@@ -97,7 +101,7 @@ template <class P> class ReferenceModel {
       if (setup(l).bias != Bias::none) a.bias = bias(setup(l).bias, a.ln1.out, h, B, T, a.decay);
       a.prepared = ref_prepare<P>(setup(l), {B, T, H, D}, a.qkv, rope(T, l));
       a.att = ref_attention<P>(setup(l), {B, T, H, D}, a.prepared, {}, 0, a.bias);
-      a.gated_att = ref_norm_output<P>(setup(l), {B, T, H, D}, a.att);
+      a.gated_att = output(l, a, B, T).y;
       if (gated(a, GatePosition::sdpa)) a.ungated = a.gated_att, a.gated_att = gate(a.ungated, a.logits, N);
       if (gated(a, GatePosition::output)) {
         a.ungated = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1).d;
@@ -137,6 +141,10 @@ template <class P> class ReferenceModel {
 
   static void add(Array& to, const Array& more) {
     for (size_t i = 0; i < to.size(); i++) to[i] = P::round(to[i] + more[i]);
+  }
+
+  RefOutput<P> output(int l, const Layer& a, int B, int T) const {
+    return {setup(l), {B, T, H, D}, a.att, get_part(a.prepared, 2)};
   }
 
   // ---- the gate
@@ -279,12 +287,15 @@ template <class P> class ReferenceModel {
       Array dprojected = gated(a, GatePosition::output) ? gate_backward(dx, a, N) : dx;
       Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C);
       if (gated(a, GatePosition::sdpa)) datt = gate_backward(datt, a, N);
-      datt = ref_norm_output<P>(setup(l), {B, T, H, D}, a.att, datt);
+      Array dvalues;
+      output(l, a, B, T).backward(Array(datt), datt, dvalues);
       Array dbias(a.bias.size()), dlearned(setup(l).learned.size());
       Array dprepared = ref_attention_backward<P>(setup(l), {B, T, H, D}, a.prepared, datt, {}, nullptr, nullptr, 0,
                                                   a.bias, &dbias, &dlearned);
       for (auto from = dlearned.begin(); const std::string& name : learned(l, setup(l).kind))
         gradients[name] = Array(from, from + H), from += H;
+      add(dvalues, get_part(dprepared, 2));
+      put_part(dprepared, 2, dvalues);
       Array dqkv = ref_prepare_backward<P>(setup(l), {B, T, H, D}, a.qkv, dprepared, rope(T, l));
       for (int part = 0; part < 3; part++)
         if (gated(a, part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));
@@ -292,7 +303,9 @@ template <class P> class ReferenceModel {
       if (!a.decay.empty())
         add(dln, linear_backward(bias_backward(setup(l).bias, dbias, a.decay, B, T), a.ln1.out, h + "attn.c_decay", N,
                                  C, H));
-      if (a.gated) add(dln, linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G));
+      if (a.gated && gate_.input == GateInput::none)
+        ref_bias_backward<P>(gradients[h + "attn.c_gate.bias"] = Array(G), dlogits_, N, G, G);
+      else if (a.gated) add(dln, linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G));
       layernorm_backward(dx, dln, a.ln1, h + "ln_1", N);
     }
     ref_embedding_backward<P>(dwte, dwpe, dx, inputs, T, C);

@@ -355,20 +355,41 @@ TEST(Settings, EveryVariantLearns) {
 TEST(Settings, GatesMatchTheReference) {
   for (std::string position : {"sdpa", "value", "key", "query", "output"}) {
     GradientPools pools;
-    for (std::string granularity : {"elementwise", "headwise"})
+    for (std::string granularity : {"elementwise", "headwise", "shared"}) {
+      if (position == "output" && granularity != "elementwise") continue;
+      std::vector<std::string> gate = {"attention.gate.activation=softplus", "attention.gate.position=" + position,
+                                       "attention.gate.granularity=" + granularity};
+      std::string what = position + " " + granularity;
+      auto add = [&](const std::string& name, std::vector<std::string> more) {
+        more.insert(more.begin(), gate.begin(), gate.end());
+        pools.add(more, what + name);
+      };
       for (std::string op : {"multiply", "add"})
-        for (std::string bias : {"true", "false"}) {
-          if (position == "output" && granularity == "headwise") continue;
-          pools.add(
-              {"attention.gate.activation=softplus", "attention.gate.position=" + position,
-               "attention.gate.granularity=" + granularity, "attention.gate.op=" + op, "attention.gate.bias=" + bias},
-              position + " " + granularity + " " + op + " bias " + bias);
-        }
+        for (std::string bias : {"true", "false"})
+          add(" " + op + " bias " + bias, {"attention.gate.op=" + op, "attention.gate.bias=" + bias});
+      add(" without input", {"attention.gate.input=none", "attention.gate.bias_init=0.3"});
+    }
     if (position != "output")
       pools.add({"attention.gate.activation=softplus", "attention.gate.position=" + position,
                  "attention.gate.granularity=headwise", "attention.gate.bias=false", "model.heads=1"},
                 position + " of one head");
   }
+}
+
+// The operations on attention's output and its norms, alone and before each gate, in layers that differ.
+TEST(Settings, OutputsMatchTheReference) {
+  GradientPools pools(12);
+  for (std::string operation : {"none", "silu", "exclusive"})
+    for (std::string norm : {"none", "l2", "rms"}) {
+      std::vector<std::string> sets = {"attention.output=" + operation, "attention.output_norm=" + norm};
+      pools.add(sets, operation + " " + norm);
+      for (std::string position : {"sdpa", "value", "output"}) {
+        std::vector<std::string> gated = sets;
+        gated.insert(gated.end(), {"attention.gate.activation=silu", "attention.gate.position=" + position,
+                                   R"(attention.layers=[{}, {"gated": false, "kind": "relu"}])"});
+        pools.add(gated, operation + " " + norm + " gate at " + position);
+      }
+    }
 }
 
 // The kinds and scales without learned parameters, and the norms, in the whole model. The largest of their errors is

@@ -42,6 +42,9 @@ TASKS = {
         "attention.layers": [{"kind": "lssa", "window": 5}, {"gated": False, "bias": "fox"}],
         "attention.gate.activation": "silu",
         "eval.mode": "suffix"}),
+    "outputs": Task(TRAINING, "bf16", {
+        "attention.output": "exclusive", "attention.output_norm": "rms", "attention.gate.activation": "half_sigmoid",
+        "attention.gate.granularity": "shared", "attention.gate.input": "none", "eval.lengths": [16]}),
     "pruned": Task(TRAINING, "fp32", {"attention.variant": "fox", "model.context": 130, "batch.tokens": 12 * 130,
                                       "model.channels": 16, "eval.lengths": [130, 200]}),
     "documents": Task(TRAINING, "fp32", {

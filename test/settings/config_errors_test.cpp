@@ -162,8 +162,8 @@ TEST(ConfigErrors, RefusalsOfKeys) {
   expect_error("{}", {"optimiser.lr=1"}, "optimiser.lr is unknown; did you mean \"optimizer.lr\"?  [--set]");
   expect_error("{}", {"attention.gate=softplus"},
                "attention.gate is a group of keys; set one of attention.gate.activation, attention.gate.granularity, "
-               "attention.gate.op, attention.gate.position, attention.gate.weight_init, attention.gate.bias, "
-               "attention.gate.bias_init  [--set]");
+               "attention.gate.op, attention.gate.position, attention.gate.input, attention.gate.weight_init, "
+               "attention.gate.bias, attention.gate.bias_init  [--set]");
   expect_error("{}", {"=1"}, "--set =1 has no key; write --set key=value");
   expect_error("{}", {"model.layers"}, "--set model.layers has no \"=\"; write --set key=value");
   expect_error("{}", {"name=\xff"}, "--set \"name=\xEF\xBF\xBD\" is not UTF-8");
@@ -261,6 +261,15 @@ TEST(ConfigErrors, CrossChecks) {
       R"({"attention": {"gate": {"granularity": "headwise", "position": "output"}}})", {},
       "attention.gate.granularity = \"headwise\" does not exist at attention.gate.position = \"output\", where the "
       "heads are mixed already; use \"elementwise\" or another position  [x.json]");
+  expect_error(
+      R"({"attention": {"gate": {"granularity": "shared"}}})",
+      {"attention.gate.activation=silu", "attention.gate.position=output"},
+      "attention.gate.granularity = \"shared\" does not exist at attention.gate.position = \"output\", where the "
+      "heads are mixed already; use \"elementwise\" or another position  [--set]");
+  expect_error(
+      R"({"attention": {"gate": {"activation": "exp", "input": "none", "bias": false}}})", {},
+      "attention.gate.input = \"none\" leaves attention.gate.bias alone to be learned, which is false; set it to "
+      "true  [x.json]");
   expect_error(R"({"train": {"steps": 100, "tokens": 5000}})", {},
                "train.steps = 100 and train.tokens = 5000 are both given; remove one of them, or unset it: --set "
                "train.steps=null  [x.json]");
