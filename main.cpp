@@ -26,6 +26,7 @@
 #include "data/gpt2_bpe.h"
 #include "eval/benchmarks.h"
 #include "eval/generate.h"
+#include "eval/passkey.h"
 #include "eval/predict.h"
 #include "ranks/spawn.h"
 #include "training/agreement.h"
@@ -134,6 +135,7 @@ void Program::run() {
     return void(
         std::printf("%s is finished: all %ld steps are done\n", resume_point_.run.c_str(), config_.train.steps));
   make_model();
+  if (flags_.dry && !training_) return print_work(config_, evaluations_, 0, comm().size(), facts_.documents);
   run_mode();
 }
 
@@ -157,7 +159,7 @@ void Program::check_settings() {
   evaluates_ = mode_.losses || (mode_.whole_run && config_.eval.every > 0);
   config_.diagnoses = is(Mode::diagnostics) || (mode_.whole_run && config_.diagnostics.every > 0);
   bool elsewhere = config_.plan.plans_other_gpu();
-  if (elsewhere && !is(Mode::dry_run))
+  if (elsewhere && !flags_.dry)
     user_error("config: plan.memory = \"%s\" only plans: add --dry-run, or leave it out%s", config_.plan.memory.c_str(),
                source_tag(source_of(config_, {"plan.memory"})).c_str());
   device_is_elsewhere = elsewhere;
@@ -180,13 +182,16 @@ void Program::check_settings() {
 
 // For another GPU, after those checks of a run that need no data.
 void Program::plan() {
-  tokenizer_to_carry(config_, ranks_.rank == 0);
+  tokenizer_to_carry(config_, mode_.whole_run && ranks_.rank == 0);
+  if (is(Mode::passkey))
+    passkey_prompts(*open_tokenizer(config_.generate.tokenizer, config_.generate.tokenizer_dir), config_,
+                    config_.eval.lengths);
   std::optional<RunState> from;
   ResumePoint point;
   if (flags_.resuming) point = named_resume_point(flags_.resume, config_.name), from = newest_state(point);
   if (from) {
     check_same_model({point.run, nullptr, "", *from}, config_, point.run);
-    check_steps_left(config_, from->step, point.run);
+    if (training_) check_steps_left(config_, from->step, point.run);
   }
   if (!from && !config_.init.empty()) {
     std::string folder = named_folder(config_.init).path;
@@ -196,7 +201,9 @@ void Program::plan() {
       user_error("config: init = \"%s\" has the weights of another model: %s%s", config_.init.c_str(), problem.c_str(),
                  source_tag(source_of(config_, {"init"})).c_str());
   }
-  plan_elsewhere(config_, evaluates_, std::max(ranks_.size, number_of_ranks(flags_.gpus)), from);
+  if (is(Mode::tasks)) data_.benchmarks = open_benchmarks(config_);
+  evaluations_ = planned_evaluations(flags_, config_, data_.benchmarks, evaluates_);
+  plan_elsewhere(config_, evaluations_, training_, std::max(ranks_.size, number_of_ranks(flags_.gpus)), from);
 }
 
 // The device, and where the ranks begin, once they agree on all settings.
@@ -256,9 +263,7 @@ bool Program::finished() {
 void Program::make_model() {
   std::optional<Checkpoint>& from = resume_point_.from;
   if (from && !flags_.remeasure) take_products(*from, device_);
-  std::vector<int> lengths;
-  for (const Evaluation& evaluation : evaluations_)
-    lengths.insert(lengths.end(), evaluation.lengths.begin(), evaluation.lengths.end());
+  std::vector<int> lengths = lengths_of(evaluations_);
   if (!prompts_.empty()) lengths.push_back(longest_text(prompts_, config_));
   ModelSize size = plan_run(config_, device_, lengths, training_, from ? from->state.config.batch.micro : 0, comm());
   config_.batch.micro = size.micro;
@@ -347,8 +352,7 @@ void Program::make_steps() {
   if (is(Mode::train)) return train_run(loader);
   if (is(Mode::dry_run) && comm().first()) check_all_tokens(config_, data_);
   int64_t done = resume_point_.from ? step_ : 0;  // those of `init` are another run's
-  if (is(Mode::dry_run))
-    std::printf("the run: %s\n", work_text(config_, done, comm().size(), facts_.documents).c_str());
+  if (is(Mode::dry_run)) print_work(config_, evaluations_, done, comm().size(), facts_.documents);
   auto [number, result] = one_step(loader);
   if (is(Mode::dump_gradients)) {
     save_gradients(*model_, flags_.value);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <numeric>
@@ -100,11 +99,17 @@ std::vector<Benchmark> open_benchmarks(const Config& config) {
   return benchmarks;
 }
 
+std::map<int, int64_t> benchmark_sequences(const Config& config, const Benchmark& benchmark) {
+  std::map<int, int64_t> sequences;
+  for (auto& [length, rows] : rows_of(benchmark, max_length(config))) sequences[length] = int64_t(rows.size());
+  return sequences;
+}
+
 std::vector<int> benchmark_lengths(const Config& config, const std::vector<Benchmark>& benchmarks) {
   std::vector<int> lengths;
   if (!benchmarks.empty()) lengths.push_back(max_length(config));  // of the rotation
   for (const Benchmark& benchmark : benchmarks)
-    for (auto& [length, rows] : rows_of(benchmark, max_length(config))) lengths.push_back(length);
+    for (auto [length, rows] : benchmark_sequences(config, benchmark)) lengths.push_back(length);
   return lengths;
 }
 

@@ -14,6 +14,7 @@
 // it predicts, and the last as many as fit.
 #pragma once
 #include <cmath>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,6 +35,9 @@ struct BenchmarkReport {
 // Reads the benchmarks of task.names. A user_error if one cannot be read or has a completion to choose beyond
 // task.max_length.
 std::vector<Benchmark> open_benchmarks(const Config& config);
+
+// How many sequences of each length answer its questions.
+std::map<int, int64_t> benchmark_sequences(const Config& config, const Benchmark& benchmark);
 
 // The lengths for the memory plan: a model made for eval_rows(config, these) rows, the longest of them at once, can
 // answer all questions.

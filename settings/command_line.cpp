@@ -16,17 +16,17 @@ const std::vector<ModeRow>& modes() {
       {.mode = Mode::train, .makes_steps = true, .whole_run = true, .writes_run = true},
       {.mode = Mode::eval, .flag = "--eval",
        .help = "evaluate and exit; weights from --resume, else init, else fresh",
-       .losses = true, .lengths = true, .writes_run = true},
+       .losses = true, .lengths = true, .writes_run = true, .plans = true},
       {.mode = Mode::passkey, .flag = "--passkey",
        .help = "measure how far back a hidden key is found, and exit; weights as --eval",
-       .lengths = true, .writes_run = true, .head = HeadNeeded::tokens},
+       .lengths = true, .writes_run = true, .plans = true, .head = HeadNeeded::tokens},
       {.mode = Mode::tasks, .flag = "--tasks", .value = "NAME,...",
        .if_empty = "needs a list of benchmarks, as in hellaswag,piqa",
        .help = "run benchmarks, files of scripts/prepare_tasks.py in task.dir, and exit; weights as --eval",
-       .writes_run = true, .head = HeadNeeded::tokens},
+       .writes_run = true, .plans = true, .head = HeadNeeded::tokens},
       {.mode = Mode::diagnostics, .flag = "--diagnostics",
        .help = "look into attention: sinks, entropy, gates, reach, and exit; weights as --eval",
-       .lengths = true, .writes_run = true},
+       .lengths = true, .writes_run = true, .plans = true},
       {.mode = Mode::generate, .flag = "--generate", .value = "TEXT",
        .help = "continue TEXT and exit",
        .to_stdout = true, .head = HeadNeeded::tokens},
@@ -40,7 +40,7 @@ const std::vector<ModeRow>& modes() {
        .help = "write the losses of all tokens of data.val at each length as .npy and exit; weights as --eval",
        .losses = true, .all_of_val = true, .lengths = true, .writes_file = true},
       {.mode = Mode::dry_run, .flag = "--dry-run",
-       .help = "check everything, print the memory table, run one step, write nothing",
+       .help = "check everything, print the memory table, run one step (with --eval: none), write nothing",
        .makes_steps = true, .whole_run = true},
       {.mode = Mode::print_config, .flag = "--print-config",
        .help = "print every setting with its origin, and whether it may change at --resume, and exit",
@@ -172,8 +172,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
     options.push_back(mode.value ? app.add_option(mode.flag, flags.value, mode.help)->type_name(mode.value)
                                  : app.add_flag(mode.flag, mode.help));
     if (mode.if_empty) options.back()->check(not_empty(mode.if_empty));
-    for (CLI::Option* other : options)
-      if (other != options.back()) options.back()->excludes(other);
+    for (size_t i = 0; i + 1 < options.size(); i++)
+      if (mode.mode != Mode::dry_run || !modes()[i + 1].plans) options.back()->excludes(options[i]);
   }
   CLI::Option* encode = options[size_t(Mode::encode) - 1];
   app.set_version_flag("--version", "plusgpt " + version);
@@ -208,7 +208,8 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   }
   refuse_rest(app.remaining(), flags, names);
   for (size_t i = 0; i < options.size(); i++)
-    if (options[i]->count()) flags.mode = &modes()[i + 1];
+    if (options[i]->count() && !flags.mode->plans) flags.mode = &modes()[i + 1];
+  flags.dry = options[size_t(Mode::dry_run) - 1]->count() > 0;
   if (flags.is(Mode::encode)) return flags;
   if (flags.config.empty())
     user_error(

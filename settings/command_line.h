@@ -3,7 +3,8 @@
 #include <string>
 #include <vector>
 
-// The mode of the program: training, or the one that a flag asks for, which excludes all the others.
+// The mode of the program: training, or the one that a flag asks for, which excludes all the others; but with --dry-run
+// some are planned.
 // clang-format off
 enum class Mode {
   train, eval, passkey, tasks, diagnostics, generate, generate_file, predict, token_losses, dry_run, print_config,
@@ -27,6 +28,7 @@ struct ModeRow {
   bool writes_run = false;   // writes lines to runs/NAME
   bool writes_file = false;  // writes the file after the flag
   bool to_stdout = false;    // writes its result to standard output
+  bool plans = false;        // is only planned if --dry-run is given too
   HeadNeeded head = HeadNeeded::any;
 };
 const std::vector<ModeRow>& modes();  // in the order of Mode
@@ -39,6 +41,7 @@ struct Flags {
   std::vector<std::string> sets;
   std::string resume, lengths, gpus = "1";
   bool resuming = false, overwrite = false, remeasure = false;
+  bool dry = false;     // --dry-run, of training or of a mode that `plans`
   std::string command;  // as a shell reads it
   bool is(Mode wanted) const { return mode->mode == wanted; }
   bool generates() const { return is(Mode::generate) || is(Mode::generate_file); }

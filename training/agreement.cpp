@@ -23,6 +23,7 @@ Facts settings_facts(const std::string& version, const Flags& flags, const Confi
                  {"--lengths", json_quote(flags.lengths)},
                  {"--remeasure", given(flags.remeasure)}};
   for (const ModeRow& mode : modes()) facts[mode.flag] = given(flags.is(mode.mode));
+  facts["--dry-run"] = given(flags.dry);
   facts.erase("");  // training
   Config copy = config;
   for (const ConfigRow& row : config_rows(copy))

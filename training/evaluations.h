@@ -3,6 +3,7 @@
 // again after an interruption.
 #pragma once
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,10 @@ struct Evaluation {
   std::vector<int> lengths;
   std::function<int(const Config&, int length)> batch;
   bool by_row = false;
-  std::function<std::string(int item)> id_of;  // evaluation_id() of an item; not needed if `every` is 0
+  std::function<std::map<int, int64_t>(int item)> sequences;  // of an item, by length, before the last batch is filled
+  std::function<std::string(int item)> id_of = {};            // evaluation_id() of an item; not needed if `every` is 0
   // Prints the results of these items and writes a line for each; returns whether they are finite.
-  std::function<bool(const EvalContext&, const std::vector<int>& items)> run;
+  std::function<bool(const EvalContext&, const std::vector<int>& items)> run = {};
 };
 
 // The evaluations of a run, in their order; evaluates: the losses by length are one. Reads and checks what they need; a
@@ -29,6 +31,22 @@ struct Evaluation {
 // are.
 std::vector<Evaluation> open_evaluations(const Flags& flags, const Config& config, const Data& data, int separator,
                                          bool evaluates, int rank);
+
+// The same without data.val, of which eval.tokens and diagnostics.tokens are taken to be there, and without task.names
+// unless a flag asks for them: what a plan needs. They have no id_of() and no run().
+std::vector<Evaluation> planned_evaluations(const Flags& flags, const Config& config,
+                                            const std::vector<Benchmark>& benchmarks, bool evaluates);
+
+std::vector<int> lengths_of(const std::vector<Evaluation>& evaluations);  // of their batches
+
+// The forward passes of evaluations. A round of all ranks counts for each of them, also for those without a batch.
+struct EvaluationWork {
+  double flops = 0, tokens = 0;
+};
+// Of those that a flag asks for, or if none does, of all that a run does in its steps after `step`. config.batch.micro
+// must be chosen. documents: as for flops_per_token().
+EvaluationWork evaluation_work(const Config& config, const std::vector<Evaluation>& evaluations, int64_t step,
+                               int ranks, const std::vector<int>& documents);
 
 // Whether something is due after this step: it is done after each `every` steps (0: never), and after step `last` if
 // given.

@@ -31,9 +31,21 @@ double attention_flops_per_token(const Config& config, const std::vector<int>& d
   return 6.0 * context * m.heads * m.head_dim;
 }
 
-double flops_per_token(const Config& config, const std::vector<int>& documents) {
+// Of a forward and a backward pass. logits: as for forward_flops_per_token().
+static double products_flops_per_token(const Config& config, bool logits) {
   const Config::Model& m = config.model;
   double parameters = double(parameter_count(config));
-  if (m.head.outputs) parameters -= double(m.vocab) * m.channels;  // wte makes no logits
-  return 6.0 * parameters + attention_flops_per_token(config, documents);
+  if (m.head.outputs || !logits) parameters -= double(m.vocab) * m.channels;  // wte makes none
+  return 6.0 * parameters;
+}
+
+double flops_per_token(const Config& config, const std::vector<int>& documents) {
+  return products_flops_per_token(config, true) + attention_flops_per_token(config, documents);
+}
+
+double forward_flops_per_token(Config config, int length, bool logits, const std::vector<int>& documents) {
+  double products = products_flops_per_token(config, logits);  // learned positions are as many as were trained
+  config.attention = config.attention_at(length);
+  config.model.context = length;
+  return (products + attention_flops_per_token(config, documents)) / 3;
 }

@@ -12,4 +12,6 @@ double flops_per_token(const Config& config, const std::vector<int>& documents =
 // Of these 6 L T A. tiles [layers, H]: of layers that prune this share of the keys; none: all.
 double attention_flops_per_token(const Config& config, const std::vector<int>& documents = {},
                                  std::span<const TileCount> tiles = {});
+// Of a forward pass over windows of this length, a third of training's. logits: of all rows, else of none.
+double forward_flops_per_token(Config config, int length, bool logits, const std::vector<int>& documents = {});
 double needed_share(std::span<const TileCount> tiles);  // of their sums; 1 if none are seen

@@ -153,28 +153,48 @@ ModelSize plan_run(Config config, const DeviceInfo& device, std::vector<int> len
   return size;
 }
 
-std::string work_text(const Config& config, int64_t step, int ranks, const std::vector<int>& documents) {
-  int64_t steps = config.train.steps - step;
-  double flops = flops_per_token(config, documents) * double(steps) * double(config.batch.tokens);
+static std::string hours_text(const Config& config, double flops, int ranks) {
   double rate = config.plan.tflops;
-  std::string text = format("%.3g FLOP in %ld steps", flops, steps);
-  if (rate > 0) text += format(", %.3g hours at %g TFLOP/s a rank", flops / (rate * 1e12 * ranks * 3600), rate);
-  return text;
+  return rate > 0 ? format(", %.3g hours at %g TFLOP/s a rank", flops / (rate * 1e12 * ranks * 3600), rate) : "";
 }
 
-void plan_elsewhere(Config config, bool evaluates, int started, const std::optional<RunState>& from) {
+static double work_of_steps(const Config& config, int64_t step, const std::vector<int>& documents) {
+  return flops_per_token(config, documents) * double(config.train.steps - step) * double(config.batch.tokens);
+}
+
+std::string work_text(const Config& config, int64_t step, int ranks, const std::vector<int>& documents) {
+  double flops = work_of_steps(config, step, documents);
+  return format("%.3g FLOP in %ld steps", flops, config.train.steps - step) + hours_text(config, flops, ranks);
+}
+
+void print_work(const Config& config, const std::vector<Evaluation>& evaluations, int64_t step, int ranks,
+                const std::vector<int>& documents) {
+  EvaluationWork work = evaluation_work(config, evaluations, step, ranks, documents);
+  std::string text = format("%.3g FLOP for %s tokens", work.flops, count_text(work.tokens).c_str()) +
+                     hours_text(config, work.flops, ranks);
+  if (std::ranges::any_of(evaluations, &Evaluation::asked))
+    return void(std::printf("the evaluation: %s\n", text.c_str()));
+  std::printf("the run: %s\n", work_text(config, step, ranks, documents).c_str());
+  if (double steps = work_of_steps(config, step, documents); work.flops > 0 && steps > 0)
+    std::printf("its evaluations: %s, %.3g%% of the steps' work\n", text.c_str(), 100 * work.flops / steps);
+}
+
+void plan_elsewhere(Config& config, const std::vector<Evaluation>& evaluations, bool training, int started,
+                    const std::optional<RunState>& from) {
   size_t memory = size_t(size_in_bytes(config.plan.memory));
   DeviceInfo device{"a GPU with " + bytes_text(double(memory)), true, 0, memory, 0};
   if (config.plan.ranks == 0) config.plan.ranks = started;
   if (on_cpu) config.attention.family = "";  // this build lacks those of a GPU
-  std::vector<int> lengths = evaluates || config.diagnoses ? config.eval.lengths : std::vector<int>{};
-  if (config.task.every > 0 && config.task.max_length > 0) lengths.push_back(config.task.max_length);
-  plan_run(config, device, lengths, true, from ? from->config.batch.micro : 0, Comm::alone());
+  std::vector<int> lengths = lengths_of(evaluations);
+  if (training && config.task.every > 0 && config.task.max_length > 0) lengths.push_back(config.task.max_length);
+  config.batch.micro =
+      plan_run(config, device, lengths, training, from ? from->config.batch.micro : 0, Comm::alone()).micro;
+  std::string per_token =
+      training ? format(", %.6g GFLOP a token of training", flops_per_token(config) / 1e9) : std::string();
   std::printf(
-      "planned for %s, %d rank%s, %s, %ld parameters, %.6g GFLOP a token of training: nothing was allocated, no data "
-      "were read, no step was run%s\nthe run: %s\n",
+      "planned for %s, %d rank%s, %s, %ld parameters%s: nothing was allocated, no data were read, no step was run%s\n",
       device.name.c_str(), config.plan.ranks, config.plan.ranks > 1 ? "s" : "", precision_names[int(config.precision)],
-      parameter_count(config), flops_per_token(config) / 1e9,
-      config.attention.documents == Documents::separate ? "; FLOP are those of joined documents" : "",
-      work_text(config, from ? from->step : 0, config.plan.ranks).c_str());
+      parameter_count(config), per_token.c_str(),
+      config.attention.documents == Documents::separate ? "; FLOP are those of joined documents" : "");
+  print_work(config, evaluations, from ? from->step : 0, config.plan.ranks);
 }

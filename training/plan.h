@@ -9,6 +9,7 @@
 #include "ranks/comm.h"
 #include "settings/config.h"
 #include "training/device.h"
+#include "training/evaluations.h"
 
 struct ModelSize {   // what a model is made for
   size_t eval_rows;  // the most rows (windows x length) that are evaluated at once
@@ -34,7 +35,13 @@ ModelSize plan_run(Config config, const DeviceInfo& device, std::vector<int> len
 // The work of the run's steps after `step`, "8e+18 FLOP in 19,073 steps", and the hours if plan.tflops is given.
 // documents: as for flops_per_token().
 std::string work_text(const Config& config, int64_t step, int ranks, const std::vector<int>& documents = {});
+// --dry-run: prints the work of the run's steps after `step` and the share of its evaluations, or the work of an
+// evaluation that a flag asks for. config.batch.micro must be chosen.
+void print_work(const Config& config, const std::vector<Evaluation>& evaluations, int64_t step, int ranks,
+                const std::vector<int>& documents = {});
 
-// --dry-run with plan.memory: prints the plan of a training run on another GPU. Allocates nothing. evaluates: at
-// eval.lengths. started: the ranks, if plan.ranks names none. from: the state from which --resume continues.
-void plan_elsewhere(Config config, bool evaluates, int started, const std::optional<RunState>& from);
+// --dry-run with plan.memory: prints the plan of a training run, or of an evaluation, on another GPU. Allocates
+// nothing. evaluations: of planned_evaluations(config), whose config.batch.micro this sets. started: the ranks, if
+// plan.ranks names none. from: the state from which --resume continues.
+void plan_elsewhere(Config& config, const std::vector<Evaluation>& evaluations, bool training, int started,
+                    const std::optional<RunState>& from);

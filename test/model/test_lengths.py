@@ -1,4 +1,5 @@
 """Evaluation: memory far beyond the trained length grows with the length, not its square; weights fit their model."""
+import re
 import subprocess
 import sys
 
@@ -33,6 +34,22 @@ class Memory(Workspace):
       self.assertLess(at[8192], 2**28 / 2, "a T x T matrix of floats would be 256 MiB")
       growth = (at[8192] - at[4096]) / (at[4096] - at[2048])
       self.assertAlmostEqual(growth, 2, delta=0.5, msg=f"{variant}: {at}; 4 would be quadratic")
+
+  def test_a_plan_of_an_evaluation_is_what_it_takes(self):
+    self.write("val.bin", shard(TEXT * (8300 // len(TEXT) + 1)))
+    self.ok("--print-config", model__channels=128, eval__tokens=8192, diagnostics__tokens=8192,
+            passkey__form="compact", passkey__trials=1, passkey__depths=2)
+    for question in "--eval", "--passkey", "--diagnostics":
+      planned, taken = [], []
+      for length in 2048, 8192:
+        said = self.train("config.json", question, "--dry-run", "--lengths", str(length)).stdout
+        number, unit = re.search(r"in all +([\d.]+) (MiB|GiB)", said).groups()
+        planned.append(float(number) * 2**(20 if unit == "MiB" else 30))
+        taken.append(self.peak(length, "softmax", question))
+      growth = [there - here for here, there in (planned, taken)]
+      print(f"{question}: planned {growth[0] / 2**20:.1f} MiB, taken {growth[1] / 2**20:.1f} MiB")
+      # What a question keeps on the host for each token is not planned.
+      self.assertAlmostEqual(growth[1] / growth[0], 1, delta=0.25, msg=f"{question}: {planned}, {taken}")
 
 
   def test_a_step_of_65536_tokens(self):
