@@ -14,6 +14,7 @@ import argparse
 import array
 import bisect
 import codecs
+import contextlib
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ import shutil
 import struct
 import sys
 import tempfile
+import threading
 
 from lib import hub, shards
 from lib.common import ArgumentParser, Progress, UserError, plain_name, run, whole_files
@@ -49,6 +51,7 @@ class Text:
     for name in args.files:
       self._add(name, progress)
     self.starts.append(self.size)
+    self.file.flush()  # it is read by its number
     progress.end()
 
   def _add(self, name, progress):
@@ -116,13 +119,13 @@ class Text:
         yield number, max(self.starts[number - 1], first), min(self.starts[number], last)
 
   def documents(self, *part, keeps=None):
-    """(name, first byte within the file, blocks) of each document of a part, or of those whose bytes keeps() keeps.
-    Blocks are valid until the next one."""
+    """(name, first byte within the file, bytes, blocks) of each document of a part, or of those whose bytes keeps()
+    keeps. Several threads may read blocks."""
     for _, start, end in self._spans(*part):
       if keeps and not keeps(end - start):
         continue
       of = bisect.bisect_right(self.firsts, start) - 1
-      yield self.names[of], start - self.firsts[of] + self.marks[of], self._blocks(start, end)
+      yield self.names[of], start - self.firsts[of] + self.marks[of], end - start, self._blocks(start, end)
 
   def answers_in(self, *part):
     """(bytes before its answer, bytes) of each document that documents() yields."""
@@ -130,9 +133,8 @@ class Text:
       yield max(self.answers[number - 1] - start, 0), end - start
 
   def _blocks(self, start, end):
-    self.file.seek(start)
     for at in range(start, end, BLOCK):
-      yield self.file.read(min(BLOCK, end - at))
+      yield os.pread(self.file.fileno(), min(BLOCK, end - at), at)
 
   def read(self, start, end):
     return b"".join(self._blocks(start, end))
@@ -268,6 +270,8 @@ def parse_arguments():
                       help="tokenizer.json: the token before each document [the tokens that the file adds]")
   parser.add_argument("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
   parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
+  parser.add_argument("--jobs", type=int, default=1, metavar="N",
+                      help="gpt2: so many make the tokens at once, which are the same for every N [1]")
   parser.add_argument("--min-tokens", type=int, default=0, metavar="N",
                       help="leave out documents of fewer tokens, with the one before each [keep all]")
   parser.add_argument("--field", help="JSONL, Parquet: the field or column that has the text [text]")
@@ -305,6 +309,10 @@ def parse_arguments():
        f"--min-tokens {args.min_tokens} must be 0 or more, and goes without --answer-field"),
       (args.answer_field and plain,
        f"--answer-field {args.answer_field}: {plain} is not called .jsonl; --jsonl reads it as JSONL if it is"),
+      (not 1 <= args.jobs <= 1024, f"--jobs {args.jobs} is not between 1 and 1024"),
+      (args.jobs > 1 and args.tokenizer != "gpt2",
+       f"--jobs {args.jobs}: only --tokenizer gpt2 has jobs; bytes need none, and the package tokenizers takes all "
+       "cores"),
       (not 1 <= args.shard_tokens < 1 << 31,
        f"--shard-tokens {args.shard_tokens} is not between 1 and {(1 << 31) - 1}"),
       (args.tokenizer == "gpt2" and not args.tokenizer_dir,
@@ -314,8 +322,11 @@ def parse_arguments():
       raise UserError(message)
   args.replaced, args.unread = 0, {}  # unread: fields of JSONL and columns of Parquet besides the text, in order
 
+  lock = threading.Lock()
+
   def replace(error):
-    args.replaced += 1
+    with lock:
+      args.replaced += 1
     return "\ufffd", error.end
   codecs.register_error("counted", replace)
   args.errors = "counted" if args.errors == "replace" else args.errors
@@ -348,16 +359,14 @@ def prepare(text, args, tokenizer, folder):
     writer, before = ShardWriter(folder, "%s_%s" % (args.name, split), args), progress.done
     labels = LabelWriter(folder, "%s_labels_%s" % (args.name, split), args, text.answers_in(*part))
     long = LongDocuments(args.min_tokens, args.description["end_of_text"])
-    if args.min_tokens and args.tokenizer == "bytes":
-      parts = tokenizer.tokens(text.documents(*part, keeps=long.keeps), args)
-    else:
-      parts = tokenizer.tokens(text.documents(*part), args)
-      parts = long.of(parts) if args.min_tokens else parts
-    for read, tokens, lengths in parts:
-      writer.write(tokens, lengths)
-      if args.answer_field:
-        labels.write_next(tokens, lengths)
-      progress.add(read)
+    of_bytes = args.tokenizer == "bytes"
+    documents = text.documents(*part, keeps=long.keeps if args.min_tokens and of_bytes else None)
+    with contextlib.closing(tokenizer.tokens(documents, args)) as parts:  # an error ends its jobs too
+      for read, tokens, lengths in long.of(parts) if args.min_tokens and not of_bytes else parts:
+        writer.write(tokens, lengths)
+        if args.answer_field:
+          labels.write_next(tokens, lengths)
+        progress.add(read)
     writer.close()
     changed = tokenizer.changes(split) or args.replaced > 0
     writer.describe({**({"bytes": None} if changed else {}), **(

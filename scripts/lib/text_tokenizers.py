@@ -3,18 +3,21 @@ standard library; for a tokenizer.json the package tokenizers."""
 import array
 import codecs
 import collections
+import concurrent.futures
 import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
 
 from lib.common import BYTES, Failure, UserError, decoded, gpt2_vocabulary, parse_json, say_once
 from lib.documents import MARKER
 
 BLOCK = 4 << 20  # bytes of text
+GROUP = 16 << 20  # bytes of documents that one job takes at once, seconds of its work
 
 # Each has tokens(documents, args), which yields (bytes of text read, tokens as the bytes of uint16, lengths: the
 # number of bytes of text behind each of these tokens, or None if it is 1 for all), and warn_of_joined(text, count)
@@ -27,7 +30,7 @@ class Bytes:
 
   @staticmethod
   def tokens(documents, args):
-    for _, _, blocks in documents:
+    for _, _, _, blocks in documents:
       for block in blocks:
         wide = bytearray(2 * len(block))
         wide[::2] = block
@@ -43,6 +46,19 @@ class Bytes:
     if count > 1 and not all(map(marked, text.starts[1:-1])):
       print("%d documents are joined with nothing between them: bytes have no token for that (--separator names one of "
             "a tokenizer.json); a model sees their ends only if the text itself has a sign" % count)
+
+
+def groups(documents):
+  """Lists of documents that follow one another, of GROUP bytes or more but for the last."""
+  group, size = [], 0
+  for document in documents:
+    group.append(document)
+    size += document[2]
+    if size >= GROUP:
+      yield group
+      group, size = [], 0
+  if group:
+    yield group
 
 
 class Gpt2:
@@ -77,27 +93,65 @@ class Gpt2:
     say_once(said)
 
   def tokens(self, documents, args):
+    if args.jobs > 1:
+      yield from self._tokens_by_jobs(documents, args)
+      return
     with tempfile.TemporaryFile(dir=args.out) as output:
-      with self._start(output) as process:
-        try:
-          for part in self._utf8(documents, args.errors):
-            process.stdin.write(part)
-            yield len(part), b"", None
-        except BrokenPipeError:
-          self._finish(process)  # says why, if it knows
-          raise Failure("%s ended before it had read the text" % process.args[0])
-        self._finish(process)
-      output.seek(0)
-      while True:
-        block = output.read(BLOCK)
-        if not block:
-          return
-        yield 0, block, array.array("H", map(self.lengths.__getitem__, memoryview(block).cast("H")))
+      for read in self._encode(documents, args, output):
+        yield read, b"", None
+      yield from self._parts(output)
+
+  def _tokens_by_jobs(self, documents, args):
+    """A document's tokens do not depend on the others, so groups of documents give those of all, in their order."""
+    stopped = threading.Event()
+
+    def encoded(group):
+      output, read = tempfile.TemporaryFile(dir=args.out), 0
+      for part in self._encode(group, args, output):
+        read += part
+        if stopped.is_set():
+          break
+      return read, output
+
+    def result(future):
+      read, output = future.result()
+      with output:
+        yield read, b"", None
+        yield from self._parts(output)
+
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+      waiting = collections.deque()
+      try:
+        for group in groups(documents):
+          waiting.append(pool.submit(encoded, group))
+          if len(waiting) > args.jobs:
+            yield from result(waiting.popleft())
+        while waiting:
+          yield from result(waiting.popleft())
+      finally:
+        stopped.set()
+
+  def _encode(self, documents, args, output):
+    """Writes the tokens to a file. Yields the bytes of text that it has read."""
+    with self._start(output) as process:
+      try:
+        for part in self._utf8(documents, args.errors):
+          process.stdin.write(part)
+          yield len(part)
+      except BrokenPipeError:
+        self._finish(process)  # says why, if it knows
+        raise Failure("%s ended before it had read the text" % process.args[0])
+      self._finish(process)
+
+  def _parts(self, output):
+    output.seek(0)
+    for block in iter(lambda: output.read(BLOCK), b""):
+      yield 0, block, array.array("H", map(self.lengths.__getitem__, memoryview(block).cast("H")))
 
   @staticmethod
   def _utf8(documents, errors):
     """The text as UTF-8, with a marker before every document."""
-    for name, offset, blocks in documents:
+    for name, offset, _, blocks in documents:
       yield MARKER
       decoder = codecs.getincrementaldecoder("utf-8")(errors)
       for block in itertools.chain(blocks, [b""]):

@@ -17,8 +17,9 @@ from unittest import mock
 
 from data.test_labels import label_file
 from support.scripts import SCRIPTS, ScriptTest, start
-from support.workspace import TRAIN, Workspace, shard
+from support.workspace import TRAIN, Workspace, default_signals, shard
 
+import prepare_text  # from SCRIPTS
 from lib.common import Progress
 
 
@@ -455,6 +456,65 @@ class PrepareGpt2(Prepare):
     self.prepare(self.write("text", "hello"), "--val-fraction", "0", "--train", program, code=1)
     self.assert_error("exit 1: too bad")
     self.assertEqual(self.files(), [])
+
+  def all_files(self):
+    return sorted(os.listdir(self.out)) if os.path.isdir(self.out) else []
+
+  def by_jobs(self, jobs, *args, group=100, code=0):
+    """All files that it writes by so many jobs, each with `group` bytes of documents at once."""
+    with mock.patch("lib.text_tokenizers.GROUP", group):
+      self.run_module(prepare_text, "--out", self.out, "--name", "x", "--tokenizer", "gpt2", "--tokenizer-dir",
+                      self.folder, "--train", TRAIN, "--overwrite", "--jobs", jobs, *args, code=code)
+    return {name: self.bytes_of(self.out, name) for name in self.all_files()}
+
+  def test_any_number_of_jobs_writes_the_same(self):
+    texts = ["hello world " * (i % 7) + "h\u20ac" * (i % 3) + "<|endoftext|>" * (i % 5 == 0) for i in range(60)]
+    lines = self.write("a.jsonl", "".join(json.dumps({"text": text, "a": "x"}) + "\n" for text in texts))
+    bad = self.write("b", b"h\xff" * 300 + b"<|endoftext|>\xff")
+    for args in ([lines, bad, "--errors", "replace", "--shard-tokens", "70"], [lines, "--val-every", "3"],
+                 [lines, "--min-tokens", "9"], [lines, "--field", "a", "--answer-field", "a"]):
+      if "--answer-field" in args:
+        self.write("a.jsonl", self.text_of("a.jsonl").replace("<|endoftext|>", ""))
+      one, said = self.by_jobs(1, *args), re.findall("(?m)^prepare_text.*", self.errors)
+      self.assertGreater(len(one), 3)
+      for jobs, group in (2, 100), (3, 1), (5, 400):
+        self.assertEqual(self.by_jobs(jobs, *args, group=group), one)
+        self.assertEqual(re.findall("(?m)^prepare_text.*", self.errors), said, (args, jobs))
+
+  def test_an_error_in_one_of_the_jobs(self):
+    texts = [b"hello world " * 20] * 20
+    texts[7] = b"hello \xff"
+    names = [self.write("text%d" % i, text) for i, text in enumerate(texts)]
+    for jobs in 1, 3:
+      self.assertEqual(self.by_jobs(jobs, *names, code=2), {})
+      self.assert_error("text7 is not UTF-8 at byte 6")
+    for args in (["--jobs", "0"], ["--jobs", "2", "--tokenizer", "bytes"]):
+      self.prepare(names[0], *args, code=2)
+      self.assert_error("--jobs")
+
+  def test_nothing_is_left_when_its_jobs_are_stopped(self):
+    program = self.write("slow", '#!/bin/sh\n[ $(wc -c) = 0 ] || { echo >> begun; sleep 0.2; printf "\\\\0\\\\0"; }\n')
+    os.chmod(program, 0o755)
+    text = self.write("a.jsonl", "{\"text\": \"hello world\"}\n" * 400)
+    small = self.write("small.py", f"import sys\nsys.path.insert(0, {SCRIPTS!r})\nimport prepare_text\n"
+                                   "from lib import text_tokenizers\ntext_tokenizers.GROUP = 10\n"
+                                   "prepare_text.run(prepare_text.main, 'nothing was written')\n")
+    os.makedirs(self.out)
+    old = self.write("out/x_train_000000.bin", "old")
+    for number in (signal.SIGTERM, signal.SIGINT):
+      process = subprocess.Popen([sys.executable, small, text, "--out", self.out, "--name", "x", "--tokenizer", "gpt2",
+                                  "--tokenizer-dir", self.folder, "--train", program, "--overwrite", "--jobs", "3"],
+                                 cwd=self.folder, preexec_fn=default_signals, stderr=subprocess.DEVNULL)
+      while process.poll() is None and not (os.path.exists(self.path("begun")) and len(self.text_of("begun")) > 6):
+        time.sleep(0.01)
+      self.assertIsNone(process.poll())
+      process.send_signal(number)
+      begun = time.monotonic()
+      self.assertEqual(process.wait(60), -number if number == signal.SIGINT else 128 + number)
+      self.assertLess(time.monotonic() - begun, 10)  # all would take 27 s
+      self.assertEqual(self.all_files(), ["x_train_000000.bin"])
+      self.assertEqual(self.text_of(old), "old")
+      os.remove(self.path("begun"))
 
 
 class Answers(Prepare, Workspace):
