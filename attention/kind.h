@@ -15,7 +15,7 @@
 //   has_sink    attention.sink has an effect
 //   parameters  keys attention.NAME, with default, range and a line of help; Numbers and numbers() say what its kernels
 //               read of them, and of the learned numbers' initial values, which follow them: up to MOST_PARAMETERS
-//               floats or ints (KernelSettings::numbers_of)
+//               floats or ints (KernelSettings::numbers_of). Two kinds that take one array have the same keys
 //   learned     numbers that each head of each layer learns, with keys attention.NAME_init for other initial values;
 //               kernels read them by learned_number(), and a policy says how many in LEARNED and sums their gradients
 //               (policy.cuh)

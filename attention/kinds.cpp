@@ -1,6 +1,5 @@
 // The kinds of this build: those of attention/kinds/, then those of other files (make KINDS=...).
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "attention/kind_row.h"
@@ -12,7 +11,11 @@ constinit const std::span<const char* const> kind_names = names;
 
 static std::vector<KindRow> numbered(std::vector<KindRow> rows) {
   int first = 0;
-  for (KindRow& row : rows) row.first_parameter = std::exchange(first, int(row.initial_of(row.learned.size())) + first);
+  for (KindRow& row : rows) {
+    const KindRow& owner = *std::ranges::find_if(rows, [&](const KindRow& other) { return other.shares_keys(row); });
+    row.first_parameter = &owner == &row ? first : owner.first_parameter;
+    if (&owner == &row) first = int(row.initial_of(row.learned.size()));
+  }
   return rows;
 }
 
@@ -26,6 +29,7 @@ const KindRow& kind_row(Kind kind) { return kind_rows()[size_t(kind)]; }
 std::vector<double> default_parameters() {
   std::vector<double> values;
   for (const KindRow& row : kind_rows()) {
+    if (size_t(row.first_parameter) < values.size()) continue;  // it shares the keys of a kind before it
     for (const ScoreKey& parameter : row.parameters) values.push_back(parameter.initial);
     for (const LearnedNumber& number : row.learned) values.push_back(number.initial);
   }

@@ -38,7 +38,7 @@ __device__ inline float inverse_or_0(float s) { return s < 0x1p-126f ? 0 : 1 / s
 
 // The functions that policies call for each score, twice. FullMaths has float32's accuracy. FastMaths is for the
 // kernels on tensor cores, whose operands have 8 bits: it is accurate to 2^-13 and takes a third of the instructions.
-//   exp(z, m) = e^(z - m), also as exp_scaled(z, m EXP_SCALE), so that many z of one m share the product;
+//   exp(z, m) = e^(z - m), also as exp_scaled(z, m EXP_SCALE), so that many z of one m share the product; exp2(x) = 2^x
 //   softplus2(z) = c log2(1 + 2^z), `slope` = its derivative; all are 0 at z = -inf
 //   power(x, p) = x^p for x in [0, 1], p > 0; cut_to_unit(x): x, but 0 below 0; for x up to 1
 // c, which cancels in weights, is 1 in FastMaths. In FullMaths it is ln 2: around z = 0 log2(1 + 2^z) is just above 1,
@@ -47,6 +47,7 @@ struct FullMaths {
   static constexpr float LN_2 = 0.693147181f, EXP_SCALE = 1;
   __device__ static float exp(float z, float m) { return expf(z - m); }
   __device__ static float exp_scaled(float z, float m) { return expf(z - m); }
+  __device__ static float exp2(float x) { return exp2f(x); }
   __device__ static float softplus(float z) { return max(z, 0.0f) + log1p_of_unit(expf(-fabsf(z))); }
   __device__ static float softplus2(float z) { return fmaf(max(z, 0.0f), LN_2, log1p_of_unit(exp2f(-fabsf(z)))); }
   __device__ static float softplus2(float z, float& slope) {
@@ -67,6 +68,7 @@ struct FastMaths {
   static constexpr float LOG2_E = 1.44269504f, EXP_SCALE = LOG2_E;
   __device__ static float exp(float z, float m) { return exp_scaled(z, m * EXP_SCALE); }
   __device__ static float exp_scaled(float z, float m) { return fast_exp2(fmaf(z, LOG2_E, -m)); }
+  __device__ static float exp2(float x) { return fast_exp2(x); }
   // max(z, 0) + e q(e) with e = 2^-|z| and q(e) = log2(1 + e) / e, of degree 4 (Remez): relative error 5.7e-5
   __device__ static float softplus2(float z) {
     float e = fast_exp2(-fabsf(z));

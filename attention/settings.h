@@ -3,6 +3,7 @@
 #pragma once
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -50,6 +51,11 @@ struct KindRow {
   void (*naive)(float z, const ScorePosition<int>&, const double* numbers, float& value, float* slopes);
   // Where AttentionSettings::parameters has this one; a Failure if the kind has none of this name.
   size_t parameter(const char* name) const;
+  // Whether both kinds take one array of parameters, which are the same keys then.
+  bool shares_keys(const KindRow& other) const {
+    bool one_array = parameters.data() == other.parameters.data() && !parameters.empty();
+    return std::string_view(name) == other.name || (one_array && learned.empty() && other.learned.empty());
+  }
   size_t initial_of(size_t number) const { return size_t(first_parameter) + parameters.size() + number; }
   bool is_formula() const { return exact; }
   bool sums_to_1() const { return weights != RowWeights::none; }  // the weights of a row

@@ -11,8 +11,9 @@
 
 namespace {
 
+// `kind`, or one with the same keys
 bool some_layer_is(const Config& c, const KindRow& kind) {
-  return c.some_layer([&](const Config::Layer& l) { return &kind_row(l.attention.kind) == &kind; });
+  return c.some_layer([&](const Config::Layer& l) { return kind_row(l.attention.kind).shares_keys(kind); });
 }
 
 // The key of a parameter, or of a learned number's initial value, and when it has an effect. Rows of every Config point
@@ -30,7 +31,10 @@ std::deque<ParameterRow> make_rows() {
   std::deque<ParameterRow> all;
   auto add = [&](const KindRow& kind, const ScoreKey& parameter, const char* suffix, const std::string& help) {
     std::string key = format("attention.%s%s", parameter.name, suffix);
-    std::string what = format("layers with attention.kind = \"%s\"", kind.name);
+    std::string what;
+    for (const KindRow& user : kind_rows())
+      if (user.shares_keys(kind)) append_item(what, format("\"%s\"", user.name), " or ");
+    what = "layers with attention.kind = " + what;
     size_t with = parameter.with ? kind.parameter(parameter.with) : 0;
     if (parameter.with) what += format(" and an attention.%s other than 0", parameter.with);
     ParameterRow& row = all.emplace_back(ParameterRow{kind, parameter, suffix, key, what, help, {}});
@@ -42,6 +46,7 @@ std::deque<ParameterRow> make_rows() {
                           false, kind.text != nullptr};
   };
   for (const KindRow& kind : kind_rows()) {
+    if (size_t(kind.first_parameter) < all.size()) continue;  // it shares the keys of a kind before it
     for (const ScoreKey& parameter : kind.parameters) add(kind, parameter, "", parameter.help);
     for (const LearnedNumber& number : kind.learned)
       add(kind, {number.name, number.initial, "[-1e6, 1e6]", ""}, "_init",

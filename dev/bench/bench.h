@@ -162,9 +162,10 @@ template <class T> struct AttentionCase {
   void backward() { attention_backward(dqkv, dout, out, stats, qkv, workspace, call); }
   double forward_bytes(bool training) const { return 4.0 * elements * sizeof(T) + (training ? 4.0 * statistics : 0); }
   double backward_bytes() const { return 8.0 * elements * sizeof(T) + 4.0 * statistics; }
-  // lssar's weights need the sum of a row first, so its scores are computed twice; training sums O2 beside O.
+  // Sharpened weights need the sum of a row first, so their scores are computed twice; training sums O2 beside O.
   double forward_flops(bool training) const {
-    int products = settings.kind == Kind::lssar ? (training ? 4 : 3) : 2;
+    bool sharpened = settings.kind == Kind::lssar || settings.kind == Kind::softmaxr;
+    int products = sharpened ? (training ? 4 : 3) : 2;
     return products / 2.0 * attention_flops(shape, false);
   }
   double backward_flops() const { return attention_flops(shape, true); }

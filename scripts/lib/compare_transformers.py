@@ -75,6 +75,8 @@ def cases(variants):
                    {"attention.variant": "lssar", "attention.power": 3, "attention.offset": 0.5},
                    {"attention.variant": "lssar", "attention.power": 2.5, "attention.offset": 0},
                    {"attention.variant": "lssar", "attention.offset_free_rows": 0},
+                   {"attention.variant": "softmaxr", "attention.window": 5, "attention.sink_tokens": 2},
+                   {"attention.variant": "softmaxr", "attention.power": 2.5, "attention.offset": 0.5},
                    {"attention.variant": "lssa", "attention.gate": {"activation": "silu", "bias": False}},
                    {"attention.gate": {"activation": "tanh", "input": "none", "granularity": "shared"}},
                    {"attention.output": "exclusive"}, {"attention.output": "silu", "attention.output_norm": "l2"},

@@ -145,6 +145,8 @@ def weights(z, settings, context, sink=None, learned=None, starts=None):
   if kind == "lssar":
     f = F.softplus(z) * seen
     return sharpened(shares(f, f.sum(-1, keepdim=True)), rows, seen, settings)
+  if kind == "softmaxr":
+    return sharpened(z.masked_fill(~seen, -torch.inf).softmax(-1), rows, seen, settings)
   return weights_of_formula(z, seen, rows, settings, context, learned or {}, starts)
 
 
@@ -169,8 +171,9 @@ def weights_of_formula(z, seen, rows, settings, context, learned, starts):
 
 
 def sharpened(a, rows, seen, settings):
-  """LSSAR's second stage: what exceeds the mean weight, raised to a power. r reaches T and its power would overflow, so
-  it is divided by the row's maximum; a row whose maximum is next to nothing scores all keys alike, and its P is 0."""
+  """The second stage of lssar and softmaxr: what exceeds the mean weight, raised to a power. r reaches T and its power
+  would overflow, so it is divided by the row's maximum; a row whose maximum is next to nothing scores all keys alike,
+  and its P is 0."""
   offset = torch.full_like(rows, settings.offset).masked_fill(rows <= settings.offset_free_rows, 0)
   r = F.relu(rows * a - offset) * seen
   least = torch.full_like(rows, TINY).masked_fill(offset > 0, 1e-3)

@@ -3,6 +3,7 @@
 // one row at a time, with the whole row of scores in memory. Values that the kernels keep per row in float32 are not
 // rounded here.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "attention/position_bias.cuh"
+#include "test/attention/inputs.h"
 #include "test/support/compare.h"
 #include "test/support/device.h"
 
@@ -44,8 +46,9 @@ inline AttentionSettings of_kind(Kind kind, const std::map<std::string, double>&
   return s;
 }
 inline const KindRow* formula_of(Kind kind) { return kind_row(kind).is_formula() ? &kind_row(kind) : nullptr; }
-// Kernels take the scores of kinds made of softplus as multiples of ln 2.
-template <class R> R ref_unit(Kind kind) { return kind == Kind::lssa || kind == Kind::lssar ? std::log(R(2)) : R(1); }
+inline bool is_sharpened(Kind kind) { return kind == Kind::lssar || kind == Kind::softmaxr; }
+// Kernels take the scores of these kinds as multiples of ln 2.
+template <class R> R ref_unit(Kind kind) { return kind == Kind::lssa || is_sharpened(kind) ? std::log(R(2)) : R(1); }
 
 // ---- one row: scores z of its keys -> weights p, and gradients dp of the weights -> dz; dot = dO . O. slope = dz per
 // dp. sink: a further logit of softmax's denominator, -inf for none; its gradient is added to dsink. learned: for each
@@ -60,15 +63,20 @@ template <class P> typename P::real ref_excess(const AttentionSettings& s, typen
   return P::round(std::max(z - R(s.parameter("threshold")) * std::sqrt(2 * std::log(R(n))), R(0)));
 }
 
-// lssar's stages; w, q are not yet divided by W.
-template <class P> struct RefLssar {
+// The stages of lssar and softmaxr, whose f is relative to the largest; slope: of f. w, q are not yet divided by W.
+template <class P> struct RefSharpened {
   using R = typename P::real;
   R s = 0, offset, m = 0, W = 0, t = 0;
-  Numbers<P> f, r, w, q;
-  RefLssar(const AttentionSettings& settings, const Numbers<P>& z) : f(z.size()), r(f), w(f), q(f) {
+  Numbers<P> f, slope, r, w, q;
+  RefSharpened(const AttentionSettings& settings, const Numbers<P>& z) : f(z.size()), slope(f), r(f), w(f), q(f) {
     size_t n = z.size();
     offset = double(n) <= settings.parameter("offset_free_rows") ? R(0) : R(settings.parameter("offset"));
-    for (size_t j = 0; j < n; j++) s += f[j] = P::round(ref_softplus(z[j]));
+    R largest = *std::max_element(z.begin(), z.end());
+    bool is_exp = settings.kind == Kind::softmaxr;
+    for (size_t j = 0; j < n; j++) {
+      s += f[j] = P::round(is_exp ? std::exp(P::round(z[j] - largest)) : ref_softplus(z[j]));
+      slope[j] = is_exp ? f[j] : ref_sigmoid(z[j]);
+    }
     for (size_t j = 0; j < n; j++) {
       r[j] = P::round(std::max(R(0), P::round(R(n) * f[j] / s) - offset));
       m = std::max(m, r[j]);
@@ -195,8 +203,9 @@ Numbers<P> ref_weights(const AttentionSetup& s, const Numbers<P>& scores, typena
       for (size_t j = 0; j < n; j++) sum += p[j] = P::round(ref_softplus(z[j]));
       for (R& x : p) x = P::round(x / sum);
       break;
-    case Kind::lssar: {
-      RefLssar<P> row(s, z);
+    case Kind::lssar:
+    case Kind::softmaxr: {
+      RefSharpened<P> row(s, z);
       for (size_t j = 0; j < n && row.W > 0; j++) p[j] = P::round(row.w[j] / row.W);
       break;
     }
@@ -272,8 +281,9 @@ Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, con
         slope[j] = ref_sigmoid(z[j]) / sum;
       }
       break;
-    case Kind::lssar: {
-      RefLssar<P> row(s, z);
+    case Kind::lssar:
+    case Kind::softmaxr: {
+      RefSharpened<P> row(s, z);
       if (row.W == 0) break;
       R with_o2 = 0;  // dO . O2 = sum of Q dP
       for (size_t j = 0; j < n; j++) with_o2 += P::round(row.q[j] / row.W) * dp[j];
@@ -281,8 +291,8 @@ Numbers<P> ref_score_gradients(const AttentionSetup& s, const Numbers<P>& z, con
       R e = power * row.offset * (with_o2 - dot * row.t);
       for (size_t j = 0; j < n; j++) {
         R da = P::round(R(n) * power * P::round(row.q[j] / row.W) * P::round(dp[j] - dot));
-        dz[j] = P::round(P::round(ref_sigmoid(z[j])) * P::round(P::round(da - e) / row.s));
-        slope[j] = ref_sigmoid(z[j]) * R(n) * power * row.q[j] / row.W / row.s;
+        dz[j] = P::round(P::round(row.slope[j]) * P::round(P::round(da - e) / row.s));
+        slope[j] = row.slope[j] * R(n) * power * row.q[j] / row.W / row.s;
       }
       break;
     }
@@ -586,17 +596,6 @@ inline std::string describe(const AttentionSettings& s, const AttentionShape& sh
                 qk_norm_names[int(s.qk_norm)], scale_names[int(s.scale)], shape.B, shape.T, shape.H, shape.D);
 }
 
-// Unit normal q, k, v with q times 1/sqrt(D) (times `spread`), as the preparation leaves them.
-template <class T> std::vector<T> random_qkv(const AttentionShape& shape, unsigned seed, float spread = 1) {
-  auto x = random_normal<float>(shape.qkv_size(), seed);
-  std::vector<T> qkv(x.size());
-  for (size_t i = 0; i < x.size(); i++) {
-    bool is_q = i / (size_t(shape.H) * shape.D) % 3 == 0;
-    qkv[i] = from_float<T>(is_q ? x[i] * spread / std::sqrt(float(shape.D)) : x[i]);
-  }
-  return qkv;
-}
-
 // Biases as fox has them far from a sequence's start, where floats are 0.004 apart: falling from row to row.
 inline Numbers<Exact> random_bias(const AttentionShape& shape, unsigned seed, double fall = 0.1) {
   auto steps = random_normal<float>(shape.rows(), seed);
@@ -616,19 +615,4 @@ inline std::vector<float> as_kernels_read(const Numbers<Exact>& c, const Attenti
     write_bias(head, shape.T, t, c[row] / kind_row(kind).unit, start);
   }
   return all;
-}
-
-// Lets every query score 3 more at key 0, so that no row is nearly degenerate for lssar: there rounding of z counts 1 /
-// m times, and the largest error of a tensor is that of its worst row.
-template <class T> void look_at_first_key(const AttentionShape& shape, std::vector<T>& qkv) {
-  for (int b = 0; b < shape.B; b++)
-    for (int h = 0; h < shape.H; h++) {
-      float squares = 0;
-      for (int d = 0; d < shape.D; d++) squares += std::pow(to_float(qkv[shape.qkv(b, 0, 1, h, d)]), 2.0f);
-      for (int t = 0; t < shape.T; t++)
-        for (int d = 0; d < shape.D; d++) {
-          T& q = qkv[shape.qkv(b, t, 0, h, d)];
-          q = from_float<T>(to_float(q) + 3 * to_float(qkv[shape.qkv(b, 0, 1, h, d)]) / squares);
-        }
-    }
 }

@@ -9,6 +9,7 @@
 #include "attention/general/kernels.cuh"
 #include "attention/kinds/lssar.cuh"
 #include "attention/kinds/softmax.cuh"
+#include "attention/kinds/softmaxr.cuh"
 
 template <class K> class AttentionTest : public OfFamily<K> {};
 TYPED_TEST_SUITE(AttentionTest, Families);
@@ -88,7 +89,7 @@ TYPED_TEST(AttentionTest, WindowsAndBiases) {
       s.bias = n % 2 ? Bias::fox : Bias::none;
       if (n == 6) s.sink_tokens = 0, s.sink = kind == Kind::softmax ? Sink::one : Sink::none;
       auto qkv = random_qkv<T>(shape, 3 + n), dout = random_normal<T>(shape.out_size(), 40 + n);
-      if (kind == Kind::lssar) look_at_first_key(shape, qkv);
+      if (is_sharpened(kind)) look_at_first_key(shape, qkv);
       auto bias = n % 2 ? random_bias(shape, 80 + n) : Numbers<Exact>();
       Comparison<T> comparison(describe(s, shape));
       if (general_on_gpu()) EXPECT_ANY_THROW(comparison.add(s, shape, qkv, dout, {}, 0, bias));
@@ -175,16 +176,48 @@ TYPED_TEST(AttentionTest, Thresholds) {
 
 // The references must have the same degenerate rows as the kernels, or they would not agree: equal keys above, many
 // keys here.
-TYPED_TEST(AttentionTest, LssarPowersAndOffsets) {
-  if (!is_built(Kind::lssar)) GTEST_SKIP() << "built without lssar";
-  for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
-    check_random<typename TypeParam::T>({of_kind(Kind::lssar, {{"power", power}})}, {3, 113, 3, 20});
-  for (int D : {64, 128}) check_random<typename TypeParam::T>({{.kind = Kind::lssar}}, {1, 200, 2, D});
-  check_random<typename TypeParam::T>({of_kind(Kind::lssar, {{"power", 3}, {"offset", 0}})}, {2, 40, 3, 16});
-  check_random<typename TypeParam::T>({of_kind(Kind::lssar, {{"power", 3}, {"offset", 0.5}, {"offset_free_rows", 0}})},
-                                      {2, 40, 3, 16});
-  check_random<typename TypeParam::T>({of_kind(Kind::lssar, {{"power", 3}, {"offset_free_rows", 100}})},
-                                      {2, 40, 3, 16});
+TYPED_TEST(AttentionTest, PowersAndOffsets) {
+  using T = typename TypeParam::T;
+  for (Kind kind : {Kind::lssar, Kind::softmaxr}) {
+    if (!is_built(kind)) continue;
+    for (float power : {1.0f, 2.0f, 3.0f, 7.5f, 15.0f})
+      check_random<T>({of_kind(kind, {{"power", power}})}, {3, 113, 3, 20});
+    for (int D : {64, 128}) check_random<T>({{.kind = kind}}, {1, 200, 2, D});
+    check_random<T>({of_kind(kind, {{"power", 3}, {"offset", 0}})}, {2, 40, 3, 16});
+    check_random<T>({of_kind(kind, {{"power", 3}, {"offset", 0.5}, {"offset_free_rows", 0}})}, {2, 40, 3, 16});
+    check_random<T>({of_kind(kind, {{"power", 3}, {"offset_free_rows", 100}})}, {2, 40, 3, 16});
+  }
+}
+
+// The references are softmax's, of queries times ln 2: kernels take the scores of softmaxr in this unit.
+TYPED_TEST(AttentionTest, SoftmaxrOfPower1WithoutOffsetIsSoftmax) {
+  using T = typename TypeParam::T;
+  if (!is_built(Kind::softmaxr)) GTEST_SKIP() << "built without softmaxr";
+  AttentionSetup softmaxr{of_kind(Kind::softmaxr, {{"power", 1}, {"offset", 0}})}, softmax;
+  for (int T_ : {70, 129}) {
+    AttentionShape shape = fit({2, T_, 2, T_ == 70 ? 64 : 33});
+    auto qkv = random_qkv<T>(shape, 1), dout = random_normal<T>(shape.out_size(), 2);
+    auto result = run_attention<T>(softmaxr, shape, qkv, dout);
+    double terms[6] = {};
+    auto reference = [&]<class P>(P) {
+      using R = typename P::real;
+      auto is_query = [&](size_t n) { return n / (size_t(shape.H) * shape.D) % 3 == 0; };
+      Numbers<P> x = widen<P>(qkv), dx;
+      for (size_t n = 0; n < x.size(); n++) x[n] *= is_query(n) ? ref_unit<R>(Kind::softmaxr) : R(1);
+      dx = ref_attention_backward<P>(softmax, shape, x, widen<P>(dout), {}, nullptr, terms);
+      for (size_t n = 0; n < x.size(); n++) dx[n] *= is_query(n) ? ref_unit<R>(Kind::softmaxr) : R(1);
+      return std::pair(ref_attention<P>(softmax, shape, x), dx);
+    };
+    auto [naive, naive_d] = reference(Naive<T>());
+    auto [exact, exact_d] = reference(Exact());
+    expect_close("out", result.out, exact, naive, u<T>);
+    for (int part = 0; part < 3; part++) {
+      Pool gradient(format("part %d of dqkv", part), u<T>);
+      gradient.add(part_of(shape, result.dqkv, part), part_of(shape, exact_d, part), part_of(shape, naive_d, part),
+                   terms[part]);
+      gradient.compare();
+    }
+  }
 }
 
 // Scores of about -4, -8, -12, -17, -40 for all keys, or for some: small weights must keep their digits.
@@ -434,7 +467,8 @@ template <class Policy> void check_tiles_of_a_gpu(Kind kind) {
 }
 TEST(GeneralAttention, TilesOfAGpu) {
   check_tiles_of_a_gpu<Softmax<FullMaths>>(Kind::softmax);
-  check_tiles_of_a_gpu<Lssar<FullMaths, WholePower>>(Kind::lssar);
+  check_tiles_of_a_gpu<Sharpened<SoftplusStage<FullMaths>, WholePower>>(Kind::lssar);
+  check_tiles_of_a_gpu<Sharpened<ExpStage<FullMaths>, WholePower>>(Kind::softmaxr);
 }
 
 // Later tokens change no bit of the output.

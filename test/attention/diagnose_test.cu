@@ -56,11 +56,11 @@ template <class P> Numbers<P> ref_row_statistics(const Numbers<P>& p, const std:
   return statistics;
 }
 
-// Keys whose weight is at most `largest`, with every score raised by `raise` and lssar's offset lowered by it: what
-// rounding may move.
+// Keys whose weight is at most `largest`, with every score raised by `raise` and a sharpened kind's offset lowered by
+// it: what rounding may move.
 double small_weights(AttentionSetup s, Numbers<Exact> z, double sink, double raise, double largest, const RefRow& row) {
   double sink_weight;
-  if (s.kind == Kind::lssar) s.parameters[kind_row(s.kind).first_parameter + 1] -= raise;
+  if (is_sharpened(s.kind)) s.parameters[kind_row(s.kind).first_parameter + 1] -= raise;
   for (double& x : z) x += raise;
   auto p = ref_weights<Exact>(s, z, sink, &sink_weight, row);
   return double(std::count_if(p.begin(), p.end(), [&](double x) { return x <= largest; }));
@@ -94,7 +94,7 @@ template <class T> struct Check {
   void add(const AttentionShape& shape, unsigned seed) {
     s.context = shape.T;
     auto qkv = random_qkv<T>(shape, seed), sinks = random_normal<T>(s.sink == Sink::learned ? shape.H : 0, seed + 100);
-    if (s.kind == Kind::lssar) look_at_first_key(shape, qkv);
+    if (is_sharpened(s.kind)) look_at_first_key(shape, qkv);
     auto bias = s.bias == Bias::none ? Numbers<Exact>() : random_bias(shape, seed + 200);
     Diagnosed<T> diagnosed(s, shape, qkv, sinks, bias);
     auto x = widen<Exact>(qkv), sink = widen<Exact>(sinks);
@@ -148,10 +148,11 @@ TEST(Diagnose, SettingsOfTheKinds) {
   AttentionShape shape{1, 70, 2, 200};
   for (Sink sink : {Sink::one, Sink::learned})
     if (attention_is_built(Kind::softmax)) Check<float>({{.sink = sink}}, shape).add(shape, 5);
-  for (double power : {1.0, 2.5, 3.0}) {
-    AttentionSetup s{of_kind(Kind::lssar, {{"power", power}, {"offset_free_rows", 7}})};
-    if (attention_is_built(Kind::lssar)) Check<float>(s, shape).add(shape, 6);
-  }
+  for (Kind kind : {Kind::lssar, Kind::softmaxr})
+    for (double power : {1.0, 2.5, 3.0}) {
+      AttentionSetup s{of_kind(kind, {{"power", power}, {"offset_free_rows", 7}})};
+      if (attention_is_built(kind)) Check<float>(s, shape).add(shape, 6);
+    }
 }
 
 // With a window no weight lies beyond it, except those of the sink tokens.
@@ -171,7 +172,8 @@ TEST(Diagnose, WindowsAndBiases) {
   }
 }
 
-// All scores equal: weights that sum to 1 are uniform, but lssar's only in its first rows; the others are degenerate.
+// All scores equal: weights that sum to 1 are uniform, but sharpened ones only in the first rows; the others are
+// degenerate.
 TEST(Diagnose, UniformScores) {
   int T = 100;
   AttentionShape shape{1, T, 1, 16};
@@ -182,7 +184,7 @@ TEST(Diagnose, UniformScores) {
     if (!s.sums_to_1() || looks_at_places(s.kind)) continue;
     Diagnosed<float> diagnosed(s, shape, qkv);
     for (int i = 0; i < T; i++) {
-      bool degenerate = s.kind == Kind::lssar && i >= s.parameter("offset_free_rows");
+      bool degenerate = is_sharpened(s.kind) && i >= s.parameter("offset_free_rows");
       EXPECT_EQ(diagnosed.at(F::ZEROS, 0, 0, i), degenerate ? i + 1 : 0);
       double sum = diagnosed.at(F::SUM, 0, 0, i), n = i + 1;
       EXPECT_NEAR(sum, degenerate ? 0 : 1, 1e-5);

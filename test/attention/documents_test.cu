@@ -109,7 +109,7 @@ TYPED_TEST(DocumentsTest, AreThoseOfFloat64) {
       // A result of few numbers says little: several draws of short ones.
       for (int draw = 0; draw < (length < 40 ? 8 : 1); draw++) {
         auto qkv = random_qkv<T>(shape, 3 + n + 50 * draw), dout = random_normal<T>(shape.out_size(), 40 + n + draw);
-        if (kind == Kind::lssar) look_at_first_key(shape, qkv);
+        if (is_sharpened(kind)) look_at_first_key(shape, qkv);
         auto bias = biased ? bias_of_documents(s, shape, 80 + n) : Numbers<Exact>();
         comparison.add(s, shape, qkv, dout, sinks, 0, bias);
       }

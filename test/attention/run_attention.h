@@ -252,12 +252,13 @@ template <class T> double check_random(const AttentionSetup& s, const AttentionS
   for (size_t draw = 0, numbers = 0; draw < 16 && numbers < 2000; draw++, numbers += smallest) {
     auto sinks = learned ? random_normal<T>(shape.H, 5 + 3 * draw) : std::vector<T>();
     auto qkv = random_qkv<T>(shape, 3 + 3 * draw);
-    if (s.kind == Kind::lssar) look_at_first_key(shape, qkv);
+    if (is_sharpened(s.kind)) look_at_first_key(shape, qkv);
     comparison.add(s, shape, qkv, random_normal<T>(shape.out_size(), 4 + 3 * draw), sinks, shift);
   }
   return comparison.compare();
 }
 
-// A kind as the shape tests use it. lssar: with power 3; 15 multiplies every rounding of z by 15 / m, so that few rows
-// show little. threshold: with a quarter of the usual one, which few random scores exceed, and those by little.
+// A kind as the shape tests use it. lssar and softmaxr: with power 3; 15 multiplies every rounding of z by 15 / m, so
+// that few rows show little. threshold: with a quarter of the usual one, which few random scores exceed, and those by
+// little.
 inline AttentionSetup settings_of(Kind kind, int T) { return {of_kind(kind, {{"power", 3}, {"threshold", 0.25}}), T}; }

@@ -260,7 +260,7 @@ SCORE(NAME) {
   def test_policies_that_a_default_would_make_wrong_do_not_compile(self):
     policies = (
         ("lssa", "Lssa", "static constexpr int SWEEPS = 2;", "a policy with first_sweep(), and no other"),
-        ("lssar", "Lssar", "static constexpr int SWEEPS = 1;", "a policy with first_sweep(), and no other"),
+        ("lssar", "Sharpened", "static constexpr int SWEEPS = 1;", "a policy with first_sweep(), and no other"),
         ("relu", "Relu", "static constexpr int CONSTANTS = 1;", "CONSTANTS come from a row_constants()"),
         ("relu", "Relu", "static constexpr int SUMS = 1;", "SUMS need a start_sweep()"),
         ("relu", "Relu", "static constexpr int SUMS = 1;", "SUMS need a merge()"),
@@ -271,13 +271,13 @@ SCORE(NAME) {
         ("softmax", "Relu", "", "has_sink of KIND needs a policy with HAS_SINK"),
         ("relu", "Relu", "static constexpr int OUTPUTS = 3;", "OUTPUTS must be 1 or 2"),
         ("relu2", "Relu2", "using Evaluation = Relu2<FullMaths>;", "evaluations would run the base's policy"),
-        ("lssar", "Lssar", "using Evaluation = Lssar::Evaluation;", "evaluations would run the base's policy"))
+        ("lssar", "Sharpened", "using Evaluation = Sharpened::Evaluation;", "evaluations would run the base's policy"))
     kinds = ("softmax", "lssa", "lssar", "relu", "relu2", "sigmoid")
     lines = ['#include "attention/formula.cuh"', *(f'#include "attention/kinds/{kind}.cuh"' for kind in kinds),
              *(f"template void check_policies<kind_{kind}>();" for kind in kinds)]
     with tempfile.TemporaryDirectory() as folder:
       for n, (kind, base, text, _) in enumerate(policies):
-        base += "<FullMaths, WholePower>" if base == "Lssar" else "<FullMaths>"
+        base += "<SoftplusStage<FullMaths>, WholePower>" if base == "Sharpened" else "<FullMaths>"
         lines += [f"struct P{n} : {base} {{ using Evaluation = P{n}; {text} }};".replace(
             f"using Evaluation = P{n}; using", "using"), f"template void check_policy<kind_{kind}, P{n}>();"]
       with open(f"{folder}/policies.cpp", "w", encoding="utf-8") as file:

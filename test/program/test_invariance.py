@@ -36,6 +36,7 @@ TASKS = {
     "large_with_gates": Task(TRAINING, "bf16", {
         **LARGE, "attention.gate.activation": "sigmoid", "data.shuffle": False}),
     "lssar": Task(TRAINING, "fp32", {"attention.variant": "lssar_softplus_gated", "model.channels": 16}),
+    "softmaxr": Task(TRAINING, "bf16", {"attention.variant": "softmaxr", "model.channels": 16}),
     "learned": Task(TRAINING, "fp32", {"model.position": "learned", "attention.sink": "learned", "eval.lengths": [16],
                                        "model.vocab": 5000}),
     "layers_that_differ": Task(TRAINING, "bf16", {

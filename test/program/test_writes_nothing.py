@@ -168,8 +168,8 @@ class WritesNothing(Workspace):
 
 
   def test_kinds_gradients_match_finite_differences(self):
-    """Of the loss, by the parameters that a kind's policy has a part in: lssar's, and those of make check-kind."""
-    for kind in ("lssar", *os.environ.get("KIND_NAMES", "").split()):
+    """Of the loss, by the parameters that a kind's policy has a part in: sharpened ones, those of make check-kind."""
+    for kind in ("lssar", "softmaxr", *os.environ.get("KIND_NAMES", "").split()):
       settings = {"name": kind, "attention__variant": kind, "precision": "fp32", "model__init_std": 0.3,
                   "train__steps": 1, "optimizer__lr": 1e-3}
       self.ok(**settings)

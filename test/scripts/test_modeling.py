@@ -77,6 +77,7 @@ class Modeling(unittest.TestCase):
     """They sum to 1 where the kind normalises them, a sink takes its part, and no row sees a later key."""
     cases = [(kind, {}, (0, 100) if row_weights == "none" else (1, 1)) for kind, (row_weights, *_) in FORMULAS.items()]
     cases += [("softmax", {}, (1, 1)), ("softmax", {"sink": "one"}, (0, 1 - 1e-3)), ("lssar", {"scale": 8.0}, (1, 1)),
+              ("softmaxr", {"scale": 8.0}, (1, 1)),
               ("threshold", {"threshold": 0.5, "output_norm": "rms"}, (0, 100))]
     for kind, settings, (least, most) in cases:
       with torch.no_grad():

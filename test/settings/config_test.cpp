@@ -41,7 +41,7 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
   };
   EXPECT_EQ(parse_config(R"({"model": {"position": "learned", "rope_base": 5e5}})", "x.json").warnings,
             Sets{idle("model.rope_base = 500000", "layers that rotate more than one pair of channels", "x.json")});
-  const std::string lssar = "layers with attention.kind = \"lssar\"";
+  const std::string lssar = "layers with attention.kind = \"lssar\" or \"softmaxr\"";
   for (auto& [sets, expected] : std::vector<std::pair<Sets, Sets>>{
            {{"attention.power=3"}, {idle("attention.power = 3", lssar)}},
            {{"attention.gate.activation=silu", "attention.gate.bias=false", "attention.gate.bias_init=1",
@@ -54,6 +54,7 @@ TEST(Config, WhatChangesNothingIsSaidAndSoIsTheMechanism) {
             {idle("attention.offset_free_rows = 10", lssar + " and an attention.offset other than 0")}},
            {{"attention.variant=lssar", "attention.offset=0"}, {}},
            {{"attention.variant=lssar", "attention.power=3"}, {}},
+           {{"attention.variant=softmaxr", "attention.power=3", "attention.offset=0.5"}, {}},
            {{R"(attention.layers=[{}, {"kind": "lssar", "window": 0}])", "attention.power=3", "attention.window=9"},
             {}},
            {{R"(attention.layers=[{"kind": "lssar", "window": 0}])", "attention.window=2", "attention.kind=relu"},
