@@ -81,3 +81,17 @@ class Weights(Workspace):
     for flags in (("--eval",), ("--dry-run",)):
       self.assertEqual(self.ok(*flags, **lssar, **init).stderr, "")
       self.assertIn('attention.kind = "lssar" (here "softmax")', self.ok(*flags, **init).stderr)
+
+  def test_are_evaluated_with_another_attention(self):
+    """As docs/evaluating.md has it: a second stage that changes nothing has the losses of the first, one that
+    sharpens has others."""
+    for plain, sharpened in (("lssa", "lssar"), ("softmax", "softmaxr")):
+      self.ok(name=plain, attention__variant=plain)
+      losses = {}
+      for name, settings in {"none": {"attention__variant": plain},
+                             "idle": {"attention__variant": sharpened, "attention__power": 1, "attention__offset": 0},
+                             "power": {"attention__variant": sharpened, "attention__power": 3}}.items():
+        self.ok("--eval", init=f"runs/{plain}/step_00000004", name=f"{plain}_{name}", precision="fp32", **settings)
+        losses[name] = self.metrics(kind="eval", run=f"{plain}_{name}")[-1]["loss"]
+      self.assertAlmostEqual(losses["idle"], losses["none"], delta=1e-6)
+      self.assertNotAlmostEqual(losses["power"], losses["none"], delta=1e-5)
