@@ -24,6 +24,10 @@ def of_the_tree() -> list[str]:
 def read(path: str) -> KindFile:
   with open(path, encoding="utf-8") as file:
     text = re.sub(r"//.*", "", file.read())
+  if shared := re.search(r"parameters = (\w+);", text):  # an array of a header that several kinds include
+    header, = re.findall(r'#include "(attention/\w+\.cuh)"', text)
+    with open(os.path.join(os.path.dirname(__file__), "..", "..", header), encoding="utf-8") as file:
+      text += re.sub(r"//.*", "", file.read()).replace(f"{shared[1]}[]", "parameters[]")
 
   def rows(array):  # (name, default, range or "")
     found = re.search(rf"\b{array}\[\] = \{{([\s\S]*?)\}};", text)
