@@ -7,14 +7,16 @@
 MAKEFLAGS += $(if $(filter 0,$(MAKELEVEL)),-j$(shell sh scripts/lib/cores.sh)) --no-print-directory
 all: train
 include scripts/lib/toolchain.mk  # what this machine has: sets BACKEND, NVCC, ARCH, NCCL, HAVE_...
-BUILD := build/$(if $(filter ptx,$(BACKEND)),ptx-$(ARCH),$(BACKEND))$(addprefix -,$(SAN))
+BUILD := build/$(if $(filter ptx,$(BACKEND)),ptx-$(ARCH),$(BACKEND))$(addprefix -,$(SAN))$(if $(PYTORCH),-pytorch)
 
 # ---- what is compiled: every source file of every room; tests and benchmarks are programs of their own
-ROOMS := base kernels attention data settings ranks model checkpoint eval training \
+# (PYTORCH=1, which `make pytorch` sets: those of its library, without matrix products.)
+ROOMS := base kernels attention data settings $(if $(PYTORCH),pytorch,ranks model checkpoint eval training) \
   $(if $(filter cpu,$(BACKEND)),emulation) $(if $(filter ptx,$(BACKEND)),dev/ptx)
-SOURCES := train_gpt2.cu $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
+SOURCES := $(if $(PYTORCH),,train_gpt2.cu) $(foreach room,$(ROOMS),$(sort $(wildcard $(room)/*.cu $(room)/*.cpp)))
 # On the CPU emulation/ multiplies matrices; without NCCL there is one rank.
-OTHERWISE := $(if $(filter cpu,$(BACKEND)),kernels/matmul.cu) ranks/$(if $(filter 0,$(NCCL)),comm,comm_alone).cpp
+OTHERWISE := $(if $(filter cpu,$(BACKEND)),kernels/matmul.cu) ranks/$(if $(filter 0,$(NCCL)),comm,comm_alone).cpp \
+  $(if $(PYTORCH),kernels/matmul.cu emulation/matmul.cpp)
 ONLY := %  # a sanitizer's part of the sources and tests: dev/dev.mk
 SOURCES := $(filter $(ONLY),$(filter-out $(OTHERWISE),$(SOURCES)))
 # Every family of attention kernels, attention/FAMILY/kernels.cuh, is compiled once for each kind. On the CPU only tests
@@ -56,12 +58,15 @@ BENCHES := kernels attention step
 
 # ---- flags
 KIND_NAMES := -DKINDS_OF_THE_TREE=$(subst $(SPACE),$(COMMA),$(SHIPPED))
-DEFINES := -I. -I$(BUILD) -DHAVE_PCRE2=$(HAVE_PCRE2) $(KIND_NAMES) $(WIDTHS) $(CPPFLAGS)
+DEFINES := -I. -I$(BUILD) -DHAVE_PCRE2=$(HAVE_PCRE2) $(KIND_NAMES) $(WIDTHS) \
+  $(if $(PYTORCH),-DPLUSGPT_LIBRARY) $(CPPFLAGS)
 # g++ 12 invents overlaps and sizes in std::string (GCC bug 105651); clang reports the largest loops as not unrolled,
 # which is right on a CPU. Beside an error g++ would list the options that only clang knows.
 WARNINGS := -Wall -Wextra $(if $(findstring clang,$(shell $(CXX) --version 2>/dev/null)),-Wno-pass-failed, \
   -Wno-restrict -Wno-stringop-overflow)
-HOST = $(CXX) -std=c++20 $(OPTIMIZE) -fno-strict-aliasing $(WARNINGS) $(DEFINES)
+# The library's objects are its own: the trainer's would be slower at addresses that are known only when it is loaded.
+PIC := $(if $(PYTORCH),-fPIC -fvisibility=hidden)
+HOST = $(CXX) -std=c++20 $(OPTIMIZE) -fno-strict-aliasing $(PIC) $(WARNINGS) $(DEFINES)
 LIBRARIES := $(if $(filter 1,$(HAVE_PCRE2)),-lpcre2-8) -pthread
 OPTIMIZE := -O3
 ifdef SAN
@@ -92,7 +97,7 @@ else
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   # nvcc takes a comma for the beginning of another macro
   COMPILE_CU = $(NVCC) -std=c++20 -O3 -lineinfo $(TARGETS) $(subst $(COMMA),\\$(COMMA),$(DEFINES)) \
-    -Xcompiler -Wall,-fno-strict-aliasing -Xptxas -v -x cu
+    -Xcompiler -Wall,-fno-strict-aliasing $(PIC:%=-Xcompiler %) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
   COMPILE_CPP = $(HOST) -I$(CUDA_HOME)/include -x c++
@@ -103,7 +108,8 @@ ifeq ($(BACKEND),cuda)
 endif
 # The check of the CPU runs on every one, and before all others.
 CHECK := $(BUILD)/emulation/processor_check.cpp.o
-$(CHECK): private COMPILE_CPP = $(CXX) -std=c++20 -O1 $(WARNINGS) -I$(BUILD) -x c++
+$(CHECK): private COMPILE_CPP = $(CXX) -std=c++20 -O1 $(PIC) $(if $(PYTORCH),-DPLUSGPT_LIBRARY) $(WARNINGS) -I$(BUILD) \
+  -x c++
 $(CHECK): $(BUILD)/built_for.inc
 # Linked by the host code's compiler: nvcc may use an older one, whose library lacks what that code needs.
 LINK = $(CXX)$(if $(SAN), $(OPTIMIZE)) $(LDFLAGS) -o $@ $(filter $(CHECK),$^) \
@@ -112,7 +118,7 @@ LINK = $(CXX)$(if $(SAN), $(OPTIMIZE)) $(LDFLAGS) -o $@ $(filter $(CHECK),$^) \
 # ---- rules: a line for what is made, with V=1 the whole command
 SAY = $(if $(V),,@echo '$(1) $(2)';)
 IF_NEW = > $@.new && if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi  # written only if it changes
-.PHONY: all test tests check-kind quickstart clean help FORCE
+.PHONY: all test tests pytorch check-kind quickstart clean help FORCE
 train: $(BUILD)/train FORCE
 	@$(if $(KINDS),$(BUILD)/train --help > /dev/null && )ln -sfn $(BUILD)/train train  # refuses wrong parameters
 	@$(summary)
@@ -123,6 +129,15 @@ $(BUILD)/train $(BUILD)/check_kind/train: $(BUILD)/main.cpp.o $(TRAIN_OBJECTS) $
 	@mkdir -p $(@D)
 	$(call SAY,link,$@)$(LINK)
 	@touch $@.kinds $@.lost; cat $@.kinds >> $@.lost; printf '%s\n' $(ATTN) $(realpath $(KINDS)) > $@.kinds
+# The library, and its check of the CPU apart: nothing else may run before that.
+LINK_LIBRARY = $(CXX) -shared $(LDFLAGS) -Wl,--version-script=pytorch/exports.map,--gc-sections,--as-needed -o $@
+$(BUILD)/plusgpt_attention.so: $(filter-out $(CHECK),$(TRAIN_OBJECTS)) $(BUILD)/objects
+	$(call SAY,link,$@)$(LINK_LIBRARY) $(filter %.o,$^) $(LIBRARIES)
+$(BUILD)/plusgpt_processor.so: $(CHECK)
+	$(call SAY,link,$@)$(LINK_LIBRARY) $^
+LIBRARY_FILES := $(BUILD)/plusgpt_attention.so $(if $(filter cpu,$(BACKEND)),$(BUILD)/plusgpt_processor.so)
+pytorch: $(if $(PYTORCH),$(LIBRARY_FILES))  ## the attention kernels as an operator of PyTorch (pytorch/README.md)
+	@$(if $(PYTORCH),echo 'pytorch/plusgpt_attention.py has its kernels for $(MADE_FOR)',$(MAKE) PYTORCH=1 pytorch)
 REFERENCE := $(patsubst %,$(BUILD)/%.o,$(filter $(ONLY),test/attention/attention_reference.cu))
 $(foreach source,$(TEST_SOURCES),$(eval $(call test_program,$(source)): $(BUILD)/$(source).o))
 $(TESTS): $(OBJECTS) $(REFERENCE) $(BUILD)/objects

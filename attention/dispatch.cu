@@ -174,7 +174,8 @@ void attention_check(const AttentionSettings& settings, int D, bool fp32, bool d
   int most = D;
   while (most > 0 && !runs(most)) most--;
   std::string mask =
-      biased     ? format("the bias \"%s\" (attention.bias, attention.layers)", bias_names[int(settings.bias)])
+      settings.bias == Bias::given ? std::string("a decay")
+      : biased   ? format("the bias \"%s\" (attention.bias, attention.layers)", bias_names[int(settings.bias)])
       : separate ? std::string("separate documents (attention.documents)")
                  : format("a window of %d keys (attention.window, attention.layers, eval.window)", settings.window);
   std::string use = fp32       ? "precision = \"fp32\"; use \"bf16\""

@@ -18,6 +18,10 @@ template <Bias BIAS> struct Step {
   __device__ static float value(float x) { return -FullMaths::softplus(SIGN * x); }
   __device__ static float slope(float x) { return -SIGN * FullMaths::sigmoid(SIGN * x); }
 };
+template <> struct Step<Bias::given> {  // by the logit itself
+  __device__ static float value(float x) { return x; }
+  __device__ static float slope(float) { return 1; }
+};
 
 // The document of a position; without `documents` all are one.
 __device__ inline int2 document_of(const int2* documents, int t, int T) {
@@ -98,7 +102,8 @@ __global__ void bias_backward_kernel(Matrix<T> dlogits, Matrix<const T> logits, 
 // f.operator()<BIAS>() for a bias that is learned.
 template <class F> void with_learned(Bias bias, F f) {
   if (bias == Bias::fox) f.template operator()<Bias::fox>();
-  else f.template operator()<Bias::cable>();
+  else if (bias == Bias::cable) f.template operator()<Bias::cable>();
+  else f.template operator()<Bias::given>();
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The bias of scores: z_ij += c_i - c_j, with one number c_i for each position and head, which attention's kernels read
 // as bias_floats() in attention.h says. README.md has the formulas. Two of the three kinds of bias are learned: c falls
 // from each position to the next by an amount that the position's logit decides. These logits are further columns of
-// the q,k,v product, H of them, as a gate's are.
+// the q,k,v product, H of them, as a gate's are. A third takes the logits of its caller as these steps.
 #pragma once
 #include "attention/attention.h"
 #include "attention/gate.cuh"
@@ -19,7 +19,7 @@ __host__ __device__ inline void write_bias(float* head, int T, int t, double c, 
   head[T] = float(rest - head[0]);
 }
 
-inline bool bias_is_learned(Bias bias) { return bias == Bias::fox || bias == Bias::cable; }
+inline bool bias_is_learned(Bias bias) { return bias == Bias::fox || bias == Bias::cable || bias == Bias::given; }
 
 // c = the bias of the settings, bias_floats(call.shape) floats. logits [B T, H]; not read if none are learned.
 // Floor: B T H elements read and twice as many floats written; a block has a head of a sequence.

@@ -72,7 +72,7 @@ enum class Sink { none, one, learned };
 inline constexpr const char* sink_names[] = {"none", "one", "learned"};
 enum class Documents { joined, separate };
 inline constexpr const char* documents_names[] = {"joined", "separate"};
-enum class Bias { none, alibi, fox, cable };
+enum class Bias { none, alibi, fox, cable, given };  // given: its steps are a tensor (pytorch/), which no key asks for
 inline constexpr const char* bias_names[] = {"none", "alibi", "fox", "cable"};
 enum class RopeScaling { none, linear, ntk, yarn };
 inline constexpr const char* rope_scaling_names[] = {"none", "linear", "ntk", "yarn"};

@@ -8,7 +8,8 @@
 
 namespace cpu {
 
-#if defined(CPU_ASAN) || defined(CPU_TSAN)  // clang's runtimes keep their own thread-locals there
+// clang's runtimes keep their own thread-locals there; in a library the executable, its signals too, is another's
+#if defined(CPU_ASAN) || defined(CPU_TSAN) || defined(PLUSGPT_LIBRARY)
 void poison_static(std::vector<char>&) {}
 void restore_static(std::vector<char>&) {}
 OverflowWatch::OverflowWatch(const std::vector<Stack>*, const char* const*) {}

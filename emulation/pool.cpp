@@ -130,6 +130,7 @@ void Pool::start(int n) {
   stop = false;
   started = 0;
   generation = 0;
+  gate = closed;  // in a forked child a helper that it has not may have been passing
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, 64 << 20);  // it also holds the static __shared__ variables of all kernels
@@ -184,7 +185,7 @@ int pool_threads() {
 void set_pool_threads(int n) {
   if (inside_task) failure("cpu: set_cpu_threads was called from inside a kernel or a pool task");
   std::lock_guard lock(pool.host_mutex);
-  if (pool.threads == effective(n)) return;
+  if (pool.threads == effective(n) && pool.owner == getpid()) return;
   pool.join();
   pool.start(effective(n));
 }

@@ -42,26 +42,31 @@ static bool cpu_has(const char* name) {
 #define EVERY_CPU "x86-64-v3 (CPUs since about 2015) or MARCH=x86-64"
 #endif
 
-static void say(const char* text) {
-  if (write(STDERR_FILENO, text, strlen(text)) < 0) _exit(2);
-}
+static char said[8192];
+static void say(const char* text) { strncat(said, text, sizeof said - 1 - strlen(said)); }
 
-static void check_processor() {
+// What is wrong, a line; "" if nothing is.
+extern "C" [[gnu::visibility("default")]] const char* plusgpt_processor_lacks() {
 #if !defined(__aarch64__)
   __builtin_cpu_init();
 #endif
-  bool lacks = false;
+  said[0] = 0;
   auto name = [&](const char* feature) {
-    say(lacks ? ", " : "this program was built for another CPU, " BUILT_FOR ": the one here lacks its ");
+    say(said[0] ? ", " : "this program was built for another CPU, " BUILT_FOR ": the one here lacks its ");
     say(feature);
-    lacks = true;
   };
 #define NEEDS(NAME) \
   if (!cpu_has(NAME)) name(NAME);
   NEEDED
 #undef NEEDS
-  if (!lacks) return;
-  say("; build it here by make, or for both by make MARCH=" EVERY_CPU "\n");
-  _exit(2);
+  if (said[0]) say("; build it here by make, or for both by make MARCH=" EVERY_CPU "\n");
+  return said;
+}
+
+#ifndef PLUSGPT_LIBRARY  // of a library, which can refuse nothing, the caller asks that first (pytorch/)
+static void check_processor() {
+  const char* text = plusgpt_processor_lacks();
+  if (text[0] && write(STDERR_FILENO, text, strlen(text)) != 0) _exit(2);
 }
 [[gnu::section(".preinit_array"), gnu::used]] static void (*const before_constructors)() = check_processor;
+#endif

@@ -6,6 +6,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <math.h>
+#include <map>
+#include <mutex>
 #include <type_traits>
 #include <utility>
 #include "base/error.h"
@@ -34,18 +36,18 @@ inline void cuda_check(cudaError_t error, const char* what, const char* file, in
 // Set before a plan for a GPU that is not here: no device is asked then, so the plan is the same on every machine.
 inline bool device_is_elsewhere = false;
 
-// Properties of the device that is current at the first call: a process uses one device.
+// Properties of the current device. PyTorch (pytorch/) may use several: each is asked once.
 inline const cudaDeviceProp& device_properties() {
-  static const cudaDeviceProp properties = [] {
-    int device = 0;
-    cudaDeviceProp p = {};
-    p.major = 8, p.multiProcessorCount = 132;
-    if (device_is_elsewhere) return p;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&p, device));
-    return p;
-  }();
-  return properties;
+  static std::mutex mutex;
+  static std::map<int, cudaDeviceProp> properties;
+  int device = -1;
+  if (!device_is_elsewhere) CUDA_CHECK(cudaGetDevice(&device));
+  std::lock_guard lock(mutex);
+  if (auto known = properties.find(device); known != properties.end()) return known->second;
+  cudaDeviceProp p = {};
+  p.major = 8, p.multiProcessorCount = 132;
+  if (device >= 0) CUDA_CHECK(cudaGetDeviceProperties(&p, device));
+  return properties[device] = p;
 }
 
 // cudaErrorNoKernelImageForDevice if this program was not compiled for the current device (kernels/reduce.cu).
