@@ -36,7 +36,8 @@ def dense(q, k, v, *, decay=None, documents=None, sink=None, ssmax_scale=None, l
   z = formula.scores(q, k, settings, context, ssmax_scale=ssmax_scale, starts=starts)
   if decay is not None or settings.__dict__.get("bias") == "alibi":
     c = formula.bias(None, "alibi", *q.shape[1:3])[None] if decay is None else decay.cumsum(1).transpose(1, 2)
-    z = (z + (c[..., :, None] - c[..., None, :])).to(z.dtype)
+    ones = torch.ones_like(c[..., None])
+    z = (z + (c[..., None] @ ones.mT - ones @ c[..., None, :])).to(z.dtype)  # products: naive() sums their gradients
   names = LEARNED[settings.kind]
   numbers = dict(zip(names, learned)) or {name: torch.full(q.shape[1:2], value) for name, value in names.items()}
   P = formula.weights(z, settings, context, sink, numbers, starts)
@@ -67,8 +68,14 @@ class LeftToRight(torch.overrides.TorchFunctionMode):
   def __torch_function__(self, func, types, args=(), kwargs=None):
     if func in (torch.Tensor.__matmul__, torch.Tensor.matmul):
       return Product.apply(*args)
-    if func is torch.Tensor.sum and args[1:] == (-1,):
-      return Product.apply(args[0], args[0].new_ones(args[0].shape[:-2] + (args[0].shape[-1], 1)))
+    total = lambda x: Product.apply(x, x.new_ones(x.shape[:-2] + (x.shape[-1], 1)))
+    if func in (torch.Tensor.sum, torch.Tensor.mean) and args[1:] == (-1,):
+      return total(args[0]) / (args[0].shape[-1] if func is torch.Tensor.mean else 1)
+    if func is torch.Tensor.softmax:
+      e = (args[0] - args[0].amax(-1, keepdim=True).detach()).exp()
+      return e / total(e)
+    if func is torch.nn.functional.normalize:
+      return args[0] / total(args[0].square()).sqrt().clamp(min=1e-12)
     return func(*args, **(kwargs or {}))
 
 
