@@ -23,7 +23,8 @@ try:
 except ImportError:
   matplotlib = None
 
-FOLDERS = ("", "attention", "dev", "dev/bench", "dev/ptx", "docs", "docs/results", "emulation", "scripts", "test")
+FOLDERS = ("", "attention", "dev", "dev/bench", "dev/ptx", "docs", "docs/results", "emulation", "pytorch", "scripts",
+           "test")
 PAGES = [os.path.relpath(path, ROOT) for folder in FOLDERS
          for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.md")))]
 COMMAND = re.compile(r"(\./train|python3|bash|make|mpirun|torchrun|srun|sbatch|curl|kill|git|build/\S+)( |$)")
