@@ -47,7 +47,7 @@ def cases():
     every[f"{kind}, decay"] = (keys, [*tensors, "decay"])
   lssar = every["lssar"][0]
   return {**every, "power 15": ({**lssar, "power": 15}, []), "power 2.5": ({**lssar, "power": 2.5}, []),
-          "offset": ({**lssar, "offset": 0.5, "offset_free_rows": 7}, []), "alibi": ({"bias": "alibi"}, []),
+          "alibi": ({"bias": "alibi"}, []),
           "sink one": ({"sink": "one"}, []), "sink": ({}, ["sink"]), "sink, window": (windows, ["sink"]),
           "ssmax": ({"scale": "ssmax"}, ["ssmax_scale"]), "logn": ({"scale": "logn", "context": 128}, []),
           "sigmoid l2": ({"kind": "sigmoid", "output_norm": "l2", "context": 256}, []), "rms": ({"qk_norm": "rms"}, []),
