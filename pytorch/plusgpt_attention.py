@@ -285,9 +285,9 @@ def of_heads(heads, decay, documents, cu_seqlens, sink, ssmax_scale, learned, co
              ("ssmax_scale", ssmax_scale, (H,)), *((f"learned[{n}]", y, (H,)) for n, y in enumerate(learned))]
   for name, y, shape in tensors:
     if y is not None:
+      found = f"{list(y.shape)} on {y.device}" if isinstance(y, torch.Tensor) else type(y).__name__
       require(isinstance(y, torch.Tensor) and tuple(y.shape) == shape and y.device == x.device,
-              f"{name} must be a tensor of shape {list(shape)} on {x.device}" +
-              (f", not {list(y.shape)} on {y.device}" if isinstance(y, torch.Tensor) else ""))
+              f"{name} must be a tensor of shape {list(shape)} on {x.device}, not {found}")
   if sink is not None:
     keys["sink"] = sink if sink_tensor is None else "learned"
   if documents is not None:
