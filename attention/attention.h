@@ -141,6 +141,8 @@ struct RowStatistic {
     DISTANCE,  // of P (i - j)
     ZEROS,     // keys with P = 0
     KEYS,      // keys
+    SCORES,    // of |z|, in units of the kind
+    SCORE,     // the largest |z|, likewise
     REACH      // of P by distance i - j, in bins of 0, 1, 2 to 3, 4 to 7, ...: reach_bins(T) numbers
   };
 };

@@ -33,7 +33,7 @@ constexpr double SINK_SHARE = 0.3;
 // clang-format off
 enum {
   ALL, SEEN, ROWS, FIRST, FIRST_RAW, MASS, ENTROPY, ENTROPY_NORM, DISTANCE, PAIRS, ZEROS, DEGENERATE, SINKS,
-  TILES, TILES_SEEN, REACH
+  TILES, TILES_SEEN, SCORES, KEYS, REACH
 };
 // clang-format on
 
@@ -43,7 +43,7 @@ struct LayerSums {
   std::vector<double> gate;       // [H, GateStatistic::COUNT]; of a gate at the output the first head's alone
   std::vector<double> survivors;  // [T + 1]: rows with that many weights above 0
   std::vector<double> sizes;      // [SIZES]: elements by the upper 16 bits of |x|, without the sign
-  std::vector<double> largest;    // [ranks, LARGEST + H]: of |x|, falling, and of each head's weights
+  std::vector<double> largest;    // [ranks, LARGEST + 2 H]: of |x|, falling; of each head's weights; of its |z|
 };
 
 static float size_of_bin(int bin) { return std::bit_cast<float>((unsigned(bin) << 15) + (1u << 14)); }
@@ -54,8 +54,9 @@ static void add(LayerSums& sums, const LayerStatistics& statistics, const Config
   const AttentionSettings attention = config.layer(statistics.layer).attention;
   const char* dense = kind_row(attention.kind).dense_rows;
   int H = config.model.heads, dense_rows = dense ? int(attention.parameter(dense)) : 0;
+  double unit = kind_row(attention.kind).unit;
   int bins = reach_bins(T), fields = REACH + bins, sink_rows = std::min(T, SINK_ROWS);
-  double* largest = &sums.largest[size_t(rank) * (LARGEST + H)];
+  double* largest = &sums.largest[size_t(rank) * (LARGEST + 2 * H)];
   for (int b = 0; b < count; b++)
     for (int h = 0; h < H; h++) {
       double *head = &sums.heads[size_t(h) * fields], sink = 0;
@@ -66,6 +67,8 @@ static void add(LayerSums& sums, const LayerStatistics& statistics, const Config
         head[ALL]++;
         head[DEGENERATE] += sum == 0;
         largest[LARGEST + h] = std::max(largest[LARGEST + h], statistic(RowStatistic::LARGEST));
+        largest[LARGEST + H + h] = std::max(largest[LARGEST + H + h], unit * statistic(RowStatistic::SCORE));
+        head[SCORES] += unit * statistic(RowStatistic::SCORES), head[KEYS] += keys;
         if (t < sink_rows && sum > 0) sink += first / sum / sink_rows;
         if (keys > dense_rows) {
           head[PAIRS] += keys, head[ZEROS] += zeros;
@@ -101,7 +104,7 @@ static void add(LayerSums& sums, const LayerStatistics& statistics, const Config
   }
 }
 
-// Over the ranks; largest then holds those of all in its first [LARGEST + H].
+// Over the ranks; largest then holds those of all in its first [LARGEST + 2 H].
 static void all_reduce(LayerSums& sums, Comm& comm) {
   for (auto* values : {&sums.heads, &sums.positions, &sums.gate, &sums.survivors, &sums.sizes, &sums.largest})
     comm.all_reduce_sum(values->data(), values->size());
@@ -144,7 +147,7 @@ static double distance_of(const double* reach, int bins, int T, double share) {
   return NAN;
 }
 
-static ordered_json head_json(const double* head, int bins, int T, double largest) {
+static ordered_json head_json(const double* head, int bins, int T, double largest, double largest_score) {
   return {{"first", rounded(head[FIRST] / head[ROWS])},
           {"first_raw", rounded(head[FIRST_RAW] / head[SEEN])},
           {"sink_mass", rounded(1 - head[MASS] / head[SEEN])},
@@ -154,6 +157,7 @@ static ordered_json head_json(const double* head, int bins, int T, double larges
           {"degenerate", rounded(head[DEGENERATE] / head[ALL])},
           {"tiles", rounded(head[TILES] / head[TILES_SEEN])},
           {"max", rounded(largest)},
+          {"score", numbers(std::vector{head[SCORES] / head[KEYS], largest_score})},
           {"reach", numbers(std::vector<double>(head + REACH, head + REACH + bins), head[ROWS])},
           {"distance", rounded(head[DISTANCE] / head[ROWS])},
           {"d50", rounded(distance_of(head + REACH, bins, T, 0.5))},
@@ -192,8 +196,8 @@ static ordered_json layer_json(const LayerSums& sums, const Config& config, int 
                 {"survivors", {rounded(kept), quantile(survivors, 0.5)}},
                 {"heads", ordered_json::array()}});
   for (int h = 0; h < H; h++) {
-    layer["heads"].push_back(
-        head_json(&sums.heads[size_t(h) * (REACH + bins)], bins, T, sums.largest[size_t(LARGEST) + h]));
+    layer["heads"].push_back(head_json(&sums.heads[size_t(h) * (REACH + bins)], bins, T,
+                                       sums.largest[size_t(LARGEST) + h], sums.largest[size_t(LARGEST) + H + h]));
     auto of_head = sums.gate.begin() + h * GateStatistic::COUNT;
     if (!gate.exists() || gate.position != GatePosition::output)  // there the heads are mixed
       add_gate(layer["heads"].back(), gate.exists(), {of_head, of_head + GateStatistic::COUNT});
@@ -326,7 +330,7 @@ bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shar
                     std::vector<double>(H * GateStatistic::COUNT),
                     std::vector<double>(length + 1),
                     std::vector<double>(SIZES),
-                    std::vector<double>(ranks * (LARGEST + H))};
+                    std::vector<double>(ranks * (LARGEST + 2 * H))};
     std::vector<LayerSums> layers(L, empty);
     std::vector<int> inputs(size_t(batch) * length), unused(inputs.size());
     auto add_batch = [&](int64_t window, int here) {

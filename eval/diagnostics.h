@@ -6,6 +6,7 @@
 //   sink_mass   1 - mean of sum P                         entropy_norm mean of H / ln(keys): 1 for uniform weights
 //   zeros       share of pairs with P = 0, beyond a kind's dense_rows (kind.h), as lssar's rows without offset
 //   tiles       share of the tiles of scores that attention.prune leaves
+//   score       mean and largest |z_ij|, over the keys that each row sees
 //   reach       mean of p by distance i - j, in bins of 0, 1, 2 to 3, 4 to 7, ...; d50, d90: the distances within which
 //               half and nine tenths of it lie (linear within a bin); distance: its mean
 //   sink rate   percentage of (window, layer, head) in which the mean of p_i1 over the first 64 rows is above 0.3

@@ -474,7 +474,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     }
     for (int n = 0; n < ROW_VALUES; n++) row_tile[n * Tile::HELD + r] = row[n];
   }
-  float z[1][X][EACH];
+  float z[1][X][EACH], sizes[EACH] = {}, largest[EACH] = {};  // of |z| in units of the kind
   for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
     // Scores, masked
     score_tiles<Tile>(z, query_tile, key_tile, q, i0, k, j0, place, j0 == tiles.begin);
@@ -483,6 +483,10 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     // Weights
 #pragma unroll
     for (int x = 0; x < X; x++) {
+      for (int e = 0; e < EACH; e++) {
+        float size = z[0][x][e] == -INFINITY ? 0 : fabsf(z[0][x][e]);
+        sizes[e] += size, largest[e] = max(largest[e], size);
+      }
       float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + bank_padded(mine.held);
 #pragma unroll
       for (int e0 = 0; e0 < EACH; e0 += AT_ONCE) {
@@ -502,6 +506,19 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 
     add_statistics<Tile>(all_sums, weight_tile, mask, i0, j0, count);
   }
+  // The sizes of scores: of the threads that share a row, one after the other
+  for (int statistic = RowStatistic::SCORES; statistic <= RowStatistic::SCORE; statistic++) {
+    bool sum = statistic == RowStatistic::SCORES;
+    __syncthreads();
+    write_neighbours(weight_tile + mine.first * Tile::HELD + mine.held, sum ? sizes : largest);
+    __syncthreads();
+    for (int r = threadIdx.x; r < Tile::HELD; r += Tile::THREADS) {
+      float all = 0;
+      for (int n = 0; n < Tile::SHARERS; n++)
+        all = sum ? all + weight_tile[n * Tile::HELD + r] : max(all, weight_tile[n * Tile::HELD + r]);
+      all_sums[statistic * Tile::HELD + r] = all;
+    }
+  }
   __syncthreads();
 
   // The parts together, always in the same order
@@ -511,7 +528,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     float sum = all_sums[n];
     for (int part = 1; part < PARTS; part++) {
       float other = all_sums[part * count * Tile::HELD + n];
-      sum = n / Tile::HELD == RowStatistic::LARGEST ? max(sum, other) : sum + other;
+      bool largest_of = n / Tile::HELD == RowStatistic::LARGEST || n / Tile::HELD == RowStatistic::SCORE;
+      sum = largest_of ? max(sum, other) : sum + other;
     }
     statistics[(n / Tile::HELD) * all_rows + first_row + i] = sum;
   }

@@ -38,8 +38,9 @@ template <class T> struct Diagnosed {
   }
 };
 
-// From the weights of the keys that the row sees, the last of which is its own.
-template <class P> Numbers<P> ref_row_statistics(const Numbers<P>& p, const std::vector<int>& keys, int T) {
+// From the scores and weights of the keys that the row sees, the last of which is its own.
+template <class P>
+Numbers<P> ref_row_statistics(const Numbers<P>& z, const Numbers<P>& p, const std::vector<int>& keys, int T) {
   Numbers<P> statistics(row_statistics(T));
   for (size_t n = 0; n < keys.size(); n++) {
     int distance = keys.back() - keys[n], bin = 0;
@@ -50,6 +51,8 @@ template <class P> Numbers<P> ref_row_statistics(const Numbers<P>& p, const std:
     statistics[F::DISTANCE] += p[n] * distance;
     statistics[F::ZEROS] += p[n] == 0;
     statistics[F::KEYS]++;
+    statistics[F::SCORES] += std::fabs(z[n]);
+    statistics[F::SCORE] = std::max(statistics[F::SCORE], std::fabs(z[n]));
     for (int first = 1; first <= distance; first *= 2) bin++;
     statistics[F::REACH + bin] += p[n];
   }
@@ -84,12 +87,13 @@ Numbers<Naive<float>> plain_weights(const AttentionSetup& s, const Numbers<Naive
 // size 1; of distances as shares of T.
 template <class T> struct Check {
   AttentionSetup s;
-  Pool weights, p_log_p, distances;
+  Pool weights, p_log_p, distances, scores;
   Check(const AttentionSetup& s, const AttentionShape& shape)
       : s(s),
         weights(describe(s, shape) + " weights", u<float>),
         p_log_p(describe(s, shape) + " P ln P", u<float>, 1),
-        distances(describe(s, shape) + " distances", u<float>) {}
+        distances(describe(s, shape) + " distances", u<float>),
+        scores(describe(s, shape) + " scores", u<float>) {}
 
   void add(const AttentionShape& shape, unsigned seed) {
     s.context = shape.T;
@@ -106,9 +110,9 @@ template <class T> struct Check {
       auto z = ref_scores<Exact>(s, shape, x, bias, keys, b, h, i);
       auto nz = ref_scores<Naive<float>>(s, shape, nx, bias, keys, b, h, i);
       RefRow place = {i, h, shape.H, &keys};
-      auto exact = ref_row_statistics<Exact>(ref_weights<Exact>(s, z, logit, &unused, place), keys, shape.T);
-      auto naive = ref_row_statistics<Naive<float>>(plain_weights(s, nz, ref_sink<Naive<float>>(s, nsink, h), place),
-                                                    keys, shape.T);
+      auto exact = ref_row_statistics<Exact>(z, ref_weights<Exact>(s, z, logit, &unused, place), keys, shape.T);
+      auto naive = ref_row_statistics<Naive<float>>(
+          nz, plain_weights(s, nz, ref_sink<Naive<float>>(s, nsink, h), place), keys, shape.T);
       double fewest = small_weights(s, z, logit, 1e-5, 0, place),
              most = small_weights(s, z, logit, -1e-5, 1e-37, place);
       double zeros = diagnosed.at(F::ZEROS, b, h, i), reach = 0;
@@ -116,8 +120,10 @@ template <class T> struct Check {
       EXPECT_EQ(diagnosed.at(F::KEYS, b, h, i), double(keys.size()));
       for (int f = 0; f < row_statistics(shape.T); f++) {
         if (f == F::ZEROS || f == F::KEYS) continue;
-        double got = diagnosed.at(f, b, h, i), of = f == F::DISTANCE ? shape.T : 1;
-        Pool& pool = f == F::P_LOG_P ? p_log_p : f == F::DISTANCE ? distances : weights;
+        bool of_scores = f == F::SCORES || f == F::SCORE;
+        double of = f == F::DISTANCE ? shape.T : f == F::SCORES ? double(keys.size()) : 1;
+        double got = diagnosed.at(f, b, h, i) * (of_scores ? kind_row(s.kind).unit : 1);
+        Pool& pool = f == F::P_LOG_P ? p_log_p : f == F::DISTANCE ? distances : of_scores ? scores : weights;
         pool.add(std::vector{got / of}, {exact[f] / of}, std::vector{naive[f] / of});
         if (f >= F::REACH) reach += got;
       }

@@ -10,7 +10,7 @@ from lib import metrics, section_answers  # from SCRIPTS
 from lib.sections import View
 
 HEAD = {"first", "first_raw", "sink_mass", "entropy", "entropy_norm", "zeros", "degenerate", "tiles", "max", "reach",
-        "distance", "d50", "d90", "gate", "out_abs", "out_below"}
+        "distance", "d50", "d90", "score", "gate", "out_abs", "out_below"}
 LAYER = {"max", "median", "massive", "gate", "out_abs", "out_below", "zeros_by_position", "survivors", "heads"}
 LINE = {"type", "step", "tokens", "length", "sequences", "start", "id", "weights", "of", "first_token", "sink_rate",
         "entropy", "entropy_norm", "m_act", "gate", "zeros", "layers"}
@@ -118,6 +118,8 @@ class Diagnostics(Workspace):
       self.ok("--diagnostics", name=name, **changes)
       layer = self.metrics(name, "diagnostics")[0]["layers"][0]
       found[name] = {**layer, **layer["heads"][0]}
+      mean_score, largest_score = layer["heads"][0]["score"]
+      self.assertTrue(0 <= mean_score < largest_score < 1 or name == "none" and largest_score == 0, (name, mean_score))
       for key, value in expected.items():
         for one, other in zip(*([x] if not isinstance(x, list) else x for x in (found[name][key], value))):
           self.assertAlmostEqual(one, other, delta=3e-3, msg=f"{name} {key}")
