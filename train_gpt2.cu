@@ -26,6 +26,7 @@
 
 #include "model/activations.h"
 #include "attention/documents.cuh"
+#include "attention/kv_heads.cuh"
 #include "attention/output.cuh"
 #include "attention/position_bias.cuh"
 #include "attention/prune.cuh"
@@ -61,12 +62,15 @@ enum Parameter : int {
 //           | h0 | h1 ..| h0 | h1 ..| h0 | h1 ..| logits  | by channel   | always  |  h0, h1, ...: heads of D columns
 //           |           |           |           | by head | or by head   | zero    |
 //           | c_attn.weight, c_attn.bias        | c_decay | c_gate.*     |         |  the parameters of these columns
+// With fewer heads of keys and values (model.kv_heads) the product's row is narrower, W columns of q, k, v and P in all,
+// and attention/kv_heads.cuh repeats them.
 static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   const Config::Model& m = config.model;
   int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), K = m.head.outputs,
       Kp = padded_outputs(config);
   const AttentionSettings a = config.layer(l).attention;
-  auto [Z, G, Q] = qkv_columns(m, a);
+  auto [Z, G, Q, P] = qkv_columns(m, a);
+  int W = m.qkv_width();
   Init zero, one{.constant = 1}, normal{.std = float(m.init_std)};
   Init residual{.std = normal.std / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
@@ -77,10 +81,10 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
       {WPE, "wpe.weight", {m.position == Position::learned ? m.context : 0, C}, normal, true, false},
       {LN1_W, "ln_1.weight", {C}, one, false, true},
       {LN1_B, "ln_1.bias", {C}, zero, false, true},
-      {QKV_W, "attn.c_attn.weight", {C, 3 * A}, normal, true, true, {C, Q}},
+      {QKV_W, "attn.c_attn.weight", {C, W}, normal, true, true, {C, P}},
       {DECAY_W, "attn.c_decay.weight", {Z ? C : 0, Z}, normal, true, true, {}, QKV_W},
       {GATE_W, "attn.c_gate.weight", {gate_reads_x && G ? C : 0, G}, gate, true, true, {}, Z ? DECAY_W : QKV_W},
-      {QKV_B, "attn.c_attn.bias", {3 * A}, zero, false, true, {Q}},
+      {QKV_B, "attn.c_attn.bias", {W}, zero, false, true, {P}},
       {DECAY_B, "attn.c_decay.bias", {Z}, zero, false, true, {}, QKV_B, true},
       {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, Z ? DECAY_B : QKV_B,
        headwise},
@@ -148,8 +152,8 @@ class Gpt2 final : public Model {
         stream(new_stream()),
         store_(parameter_layout(config, comm.size(), training), std::is_same_v<Real, bf16>, comm, stream) {
     const Config::Model& m = config.model;
-    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
-    Vp = padded_vocab(config), K = m.head.outputs, Kp = padded_outputs(config);
+    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, KD = m.kv_width(),
+    W = m.qkv_width(), F = m.mlp_width(), V = m.vocab, Vp = padded_vocab(config), K = m.head.outputs, Kp = padded_outputs(config);
     MemoryPlan plan;
     store_.plan(plan, training);
     b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training);
@@ -201,6 +205,15 @@ class Gpt2 final : public Model {
     return {a.qkv + 3 * A + a.columns.Z, a.columns.Q};
   }
   Matrix<Real> dlogits_of(Real* dqkv, const Layer& a) const { return {dqkv + 3 * A + a.columns.Z, a.columns.Q}; }
+  // The product's row, which is attention's unless heads share keys and values; its q, k, v columns are W.
+  Real* product_of(Real* qkv, Activations<Real>& act) const { return act.narrow ? act.narrow : qkv; }
+  Matrix<Real> part_of(Real* product, const Layer& a, int part) const {
+    return {product + (part == 0 ? 0 : A + (part - 1) * KD), a.columns.P};
+  }
+  GroupedRows grouped_rows(const Layer& a, int N) const {
+    auto [Z, G, Q, P] = a.columns;
+    return {N, H, KD / D, D, Z + G, P, Q};
+  }
   AttentionCall<Real> attention_of(const Layer& a, int l, int B, int T) const {
     AttentionCall<Real> call = {
         .settings = layers_[l].attention, .shape = {B, T, H, D}, .context = config_.model.context,
@@ -214,13 +227,13 @@ class Gpt2 final : public Model {
     return call;
   }
   void upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N);
-  void gate_qkv(Layer& a, int N);
+  void gate_qkv(Real* product, Layer& a, int N);
   const Real* finished(const Layer& a, Activations<Real>& act, int l, int B, int T, bool with_gate = true);
   void compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training);
   void forward(Activations<Real>& act, int B, int T, bool training, const std::function<void(int)>& after_layer = {});
   void classify(Activations<Real>& act, int N, float dloss);
   void regress(Activations<Real>& act, const float* values, int N, float dloss);
-  void gate_qkv_backward(Real* dqkv, const Layer& a, int N);
+  void gate_qkv_backward(Real* dproduct, const Layer& a, int N);
   void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, int l, int N, int in, int out,
                        Real* before_gelu = nullptr);
   void backward(Activations<Real>& act, int B, int T);
@@ -237,7 +250,7 @@ class Gpt2 final : public Model {
   Comm& comm_;
   cudaStream_t stream;
   ParameterStore store_;
-  int L, C, H, D, A, F, V, Vp, K, Kp;
+  int L, C, H, D, A, KD, W, F, V, Vp, K, Kp;  // KD: channels of keys, W = A + 2KD
   Buffers<Real> b{};
   DeviceBlock memory_;
   struct Staging { int* words; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
@@ -285,15 +298,15 @@ void Gpt2<Real>::upload(Activations<Real>& act, const int* inputs, const Targets
   CUDA_CHECK(cudaEventRecord(s.copied, stream));
 }
 
-// The gate on queries, keys or values, in place in a.qkv; a.ungated = what it acts on.
+// The gate on queries, keys or values, in place in the product; a.ungated = what it acts on.
 template <class Real>
-void Gpt2<Real>::gate_qkv(Layer& a, int N) {
+void Gpt2<Real>::gate_qkv(Real* product, Layer& a, int N) {
   if (gated_part(a) < 0) return;
-  int Q = a.columns.Q;
-  Real* x = a.qkv + gated_part(a) * A;
-  CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, A * sizeof(Real), x, Q * sizeof(Real), A * sizeof(Real), N,
+  auto [x, P] = part_of(product, a, gated_part(a));
+  int width = gated_part(a) ? KD : A;
+  CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, width * sizeof(Real), x, P * sizeof(Real), width * sizeof(Real), N,
                                cudaMemcpyDeviceToDevice, stream));
-  gate_forward<Real>({x, Q}, {a.ungated, A}, logits_of(a), gate_, N, H, D, stream);
+  gate_forward<Real>({x, P}, {a.ungated, width}, {product + W + a.columns.Z, P}, gate_, N, width / D, D, stream);
 }
 
 // The input of attention's projection: its output after the operation, the norm and, with_gate, the gate at sdpa.
@@ -315,10 +328,12 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   // 1  ln1 = the layernorm of x
   layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
   // 2  queries, keys, values and the gate's logits
-  matmul<Real, Real>({.d = a.qkv, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = a.columns.Q, .k = C,
+  Real* product = product_of(a.qkv, act);
+  matmul<Real, Real>({.d = product, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = a.columns.P, .k = C,
                       .epilogue = Epilogue::bias, .bias = weight(QKV_B, l)}, stream);
-  // 3  the gate, if it acts on queries, keys or values
-  gate_qkv(a, N);
+  // 3  the gate, if it acts on queries, keys or values; those that heads share are repeated
+  gate_qkv(product, a, N);
+  if (product != a.qkv) repeat_heads(a.qkv, product, grouped_rows(a, N), stream);
   // 4  queries and keys rotated by their positions, normalised, scaled
   AttentionCall<Real> call = attention_of(a, l, B, T);
   prepare_forward(a.qkv, call);
@@ -396,14 +411,14 @@ void Gpt2<Real>::regress(Activations<Real>& act, const float* values, int N, flo
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward: the same steps from the last to the first. Gradients of parameters are +=, gradients of activations =.
 
-// In place in dqkv: the gradient of what the gate acted on, and of its logits.
+// In place in the gradient of the product: that of what the gate acted on, and of its logits.
 template <class Real>
-void Gpt2<Real>::gate_qkv_backward(Real* dqkv, const Layer& a, int N) {
+void Gpt2<Real>::gate_qkv_backward(Real* dproduct, const Layer& a, int N) {
   if (gated_part(a) < 0) return;
-  auto [Z, G, Q] = a.columns;
-  Real* dx = dqkv + gated_part(a) * A;
-  gate_backward<Real>({dx, Q}, dlogits_of(dqkv, a), Q - 3 * A - Z, {dx, Q}, {a.ungated, A}, logits_of(a), gate_, N,
-                      H, D, stream);
+  auto [dx, P] = part_of(dproduct, a, gated_part(a));
+  int Z = a.columns.Z, width = gated_part(a) ? KD : A;
+  gate_backward<Real>({dx, P}, {dproduct + W + Z, P}, P - W - Z, {dx, P}, {a.ungated, width}, logits_of(a), gate_, N,
+                      width / D, D, stream);
 }
 
 // For output [N, out] = input [N, in] W + bias: dW +=; dinput = doutput W^T, and through GELU if before_gelu is given.
@@ -426,7 +441,7 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                      act.meanf, act.rstdf, weight(LNF_W), b.workspace, N, C, stream);
   for (int l = L - 1; l >= 0; l--) {
     Layer& a = act.layers[l];
-    auto [Z, G, Q] = a.columns;
+    auto [Z, G, Q, P] = a.columns;
     if (config_.train.recompute == Recompute::block) compute_activations(a, act, l, B, T, true);
     else if (config_.train.recompute == Recompute::gelu) gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
     Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
@@ -458,19 +473,21 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                           logits_of(a), gate_, N, H, D, stream);
     if (call.settings.changes_output()) output_backward(b.datt, b.along, a.att, a.qkv, call);
     // 5 and 4  attention; rotation, norms, scale; the bias, whose logits' gradients are columns 3A .. 3A+Z of dqkv
-    if (gated_part(a) < 0 && !b.along) call.dqkv_sums = gradient(QKV_B, l);  // else dqkv changes below
+    if (gated_part(a) < 0 && !b.along && !act.narrow) call.dqkv_sums = gradient(QKV_B, l);  // else dqkv changes below
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, call, true);
     output_backward_values(dqkv, b.datt, b.along, a.att, a.qkv, call);
     position_bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, call);
-    // 3  the gate on queries, keys or values
-    gate_qkv_backward(dqkv, a, N);
+    // 3  the sums over groups of heads; the gate on queries, keys or values
+    Real* dproduct = product_of(dqkv, act);
+    if (dproduct != dqkv) add_repeated_heads(dproduct, dqkv, grouped_rows(a, N), stream);
+    gate_qkv_backward(dproduct, a, N);
     // 2  queries, keys, values and the gate's logits
-    int biased = gradient(GATE_B, l) ? Q : 3 * A + Z;  // a gate may have no bias: its columns must stay zero
-    int summed = call.dqkv_sums ? 3 * A : 0;
-    linear_bias_backward<Real>(gradient(QKV_B, l) + summed, dqkv + summed, b.workspace, N, biased - summed, Q, stream);
-    linear_backward(dln, dqkv, a.ln1, QKV_W, l, N, C, Q);
+    int biased = gradient(GATE_B, l) ? P : W + Z;  // a gate may have no bias: its columns must stay zero
+    int summed = call.dqkv_sums ? W : 0;
+    linear_bias_backward<Real>(gradient(QKV_B, l) + summed, dproduct + summed, b.workspace, N, biased - summed, P, stream);
+    linear_backward(dln, dproduct, a.ln1, QKV_W, l, N, C, P);
     if (G && gate_.input == GateInput::none)  // the columns of its logits have no weights: theirs stay zero
-      CUDA_CHECK(cudaMemset2DAsync(gradient(QKV_W, l) + 3 * A + Z, Q * sizeof(float), 0, G * sizeof(float), C, stream));
+      CUDA_CHECK(cudaMemset2DAsync(gradient(QKV_W, l) + W + Z, P * sizeof(float), 0, G * sizeof(float), C, stream));
     // 1  dx += attention's part
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
                        dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream);

@@ -178,8 +178,8 @@ static bool is_gpt2(const Config& config) {
            a.window > 0 || a.documents != Documents::joined || a.bias != Bias::none || a.changes_output() ||
            a.gate.exists();
   };
-  return m.position == Position::learned && m.head_dim * m.heads == m.channels && !config.some_layer(differs) &&
-         m.head.outputs == 0;
+  return m.position == Position::learned && m.head_dim * m.heads == m.channels && m.kv_heads == m.heads &&
+         !config.some_layer(differs) && m.head.outputs == 0;
 }
 
 static std::vector<const KindRow*> kinds_of(const Config& config) {

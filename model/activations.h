@@ -39,6 +39,7 @@ template <class Real> struct Activations {
   Real* x_final;            // [N, C]  the residual stream that leaves the last layer
   Real* lnf;                // [N, C]
   float *meanf, *rstdf;     // [N]
+  Real* narrow;             // [N, P]  a layer's product, or its gradient, where groups of heads share keys and values
   Real* finished;           // [N, A]  attention's output after its operation, norm and gate; recomputed by the backward
   Real* logits;             // [logit_rows, Vp]; nullptr with a regression head, and without one:
   float *outputs, *values;  // [N, Kp], [N, K]  the head's outputs and their targets
@@ -69,7 +70,11 @@ template <class Real> struct Activations {
       add_to_layers(plan, member, size, kept, category);
     };
     auto all = [](size_t size) { return [size](int) { return size; }; };
-    size_t ungated = gates_attention ? 0 : N * (config.attention.gate.position == GatePosition::output ? C : A);
+    const GatePosition gate_at = config.attention.gate.position;
+    size_t ungated = gate_at == GatePosition::sdpa     ? 0
+                     : gate_at == GatePosition::output ? N * C
+                     : gate_at == GatePosition::query  ? N * A
+                                                       : N * m.kv_width();
     // Evaluation may have any length; 1 takes the most floats for a token.
     size_t bias = m.heads * (training ? N / m.context * bias_floats(m.context) : N * bias_floats(1));
     per_layer(&Layer::x, training, all(N * C));
@@ -89,6 +94,9 @@ template <class Real> struct Activations {
     per_layer(&Layer::bias, keep, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; });
     per_layer(&Layer::fc, keep, all(N * F));
     per_layer(&Layer::gelu, keep_gelu, all(N * F));
+    size_t widest = 0;
+    for (const Layer& layer : layers) widest = std::max(widest, size_t(layer.columns.P));
+    plan.add(&narrow, m.kv_heads < m.heads ? N * widest : 0, category);
     bool finishes = config.attention.changes_output();
     for (const Layer& layer : layers) finishes |= gates_attention && layer.columns.G > 0;
     plan.add(&x_final, N * C, category);

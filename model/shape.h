@@ -9,9 +9,10 @@ inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / 
 int padded_vocab(const Config& config);
 int padded_outputs(const Config& config);  // the head's K, padded for matrix products; 0 without a head
 
-// Columns of a layer's q,k,v product: the logits of a learned bias and of the gate, 0 without; and all of them, padded.
+// Columns of a layer's row of qkv: the logits of a learned bias and of the gate, 0 without; all of them, padded, as
+// attention reads them; and as the product makes them, with kv_heads heads of keys and values.
 struct QkvColumns {
-  int Z, G, Q;
+  int Z, G, Q, P;
 };
 QkvColumns qkv_columns(const Config::Model& m, const AttentionSettings& attention);
 

@@ -42,6 +42,10 @@ static void complete(Config& c) {
              m.head_dim);
     c.origins["model.head_dim"] = "channels / heads";
   }
+  if (m.kv_heads == 0) m.kv_heads = m.heads, c.origins["model.kv_heads"] = "heads";
+  if (m.heads % m.kv_heads != 0)
+    refuse(source_of(c, {"model.heads", "model.kv_heads"}),
+           "model.kv_heads = %d does not divide model.heads = %d; use a divisor of it", m.kv_heads, m.heads);
   if (c.train.tokens > 0) {
     if (c.origins.contains("train.steps"))
       refuse(source_of(c, {"train.steps", "train.tokens"}),

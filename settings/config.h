@@ -58,6 +58,7 @@ struct Config {
   struct Model {
     int layers = 12;
     int heads = 12;
+    int kv_heads = 0;  // auto: heads (never 0 after loading)
     int channels = 768;
     int head_dim = 0;  // auto: channels / heads (never 0 after loading)
     int context = 1024;
@@ -70,6 +71,8 @@ struct Config {
     struct Head {
       int outputs = 0;  // K; 0 = the output layer of a language model
     } head;
+    int kv_width() const { return kv_heads * head_dim; }                 // of keys, and of values
+    int qkv_width() const { return heads * head_dim + 2 * kv_width(); }  // what one token's product makes of them
     int mlp_width() const { return int(std::lround(mlp_ratio * channels)); }
   } model;
 

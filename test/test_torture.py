@@ -42,7 +42,8 @@ from lib import kind_file  # from SCRIPTS
 VALUES = {
     "name": ["tiny", "two words", "größe", "step_size_3"], "seed": [1, 2**64 - 1],
     "init": ["", "", "runs/first/step_00000001"],
-    "threads": [1, 1, 2, 3], "model.layers": [1, 2, 3], "model.heads": [1, 2, 3], "model.channels": [8, 16, 24, 128],
+    "threads": [1, 1, 2, 3], "model.layers": [1, 2, 3], "model.heads": [1, 2, 3], "model.kv_heads": [None, 1],
+    "model.channels": [8, 16, 24, 128],
     "model.head_dim": [None, 4, 6, 11, 16], "model.context": [2, 7, 16, 33, 128], "model.vocab": [128, 256, 300],
     "model.mlp_ratio": [1, 2, 4], "model.rope_base": [10, 10000], "model.rope_fraction": [0, 0.5, 1],
     "model.init_std": [0.02, 0.5],

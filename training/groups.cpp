@@ -13,7 +13,7 @@ static void add(Groups& groups, const std::string& name, const RowBlock& block) 
   groups.push_back({name, {block}});
 }
 
-static Groups groups_of(const std::vector<Tensor>& tensors) {
+static Groups groups_of(const std::vector<Tensor>& tensors, const Config::Model& m) {
   Groups groups;
   for (const Tensor& tensor : tensors) {
     size_t after_layer = tensor.name.starts_with("h.") ? tensor.name.find('.', 2) + 1 : 0;
@@ -21,8 +21,8 @@ static Groups groups_of(const std::vector<Tensor>& tensors) {
     std::string module = part.substr(0, part.rfind('.'));  // without .weight or .bias
     RowBlock block{tensor.offset, tensor.rows(), tensor.columns(), tensor.stride};
     if (module == "attn.c_attn") {
-      block.columns /= 3;
       for (const char* name : {"attn.q", "attn.k", "attn.v"}) {
+        block.columns = size_t(name == std::string("attn.q") ? m.heads * m.head_dim : m.kv_width());
         add(groups, layer + name, block);
         block.offset += block.columns;
       }
@@ -36,7 +36,7 @@ static Groups groups_of(const std::vector<Tensor>& tensors) {
 
 void write_group_norms(Model& model, const AdamW& settings, int64_t step, MetricsLog& metrics) {
   nlohmann::ordered_json norms = nlohmann::ordered_json::object();
-  for (auto& [name, blocks] : groups_of(model.parameters().tensors())) {
+  for (auto& [name, blocks] : groups_of(model.parameters().tensors(), model.config().model)) {
     auto [gradient, weight, update] = model.parameters().step_squares(blocks, settings);
     auto number = [](double x) { return std::strtod(format("%.7g", x).c_str(), nullptr); };
     norms[name] = {number(std::sqrt(gradient)), number(std::sqrt(weight)),

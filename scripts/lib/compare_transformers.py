@@ -79,6 +79,8 @@ def cases(variants):
                    {"attention.variant": "softmaxr", "attention.power": 2.5, "attention.offset": 0.5},
                    {"attention.variant": "lssa", "attention.gate": {"activation": "silu", "bias": False}},
                    {"attention.gate": {"activation": "tanh", "input": "none", "granularity": "shared"}},
+                   {"model.kv_heads": 1, "attention.gate": {"activation": "sigmoid", "position": "value"}},
+                   {"model.kv_heads": 1, "attention.output": "exclusive", "attention.variant": "fox"},
                    {"attention.output": "exclusive"}, {"attention.output": "silu", "attention.output_norm": "l2"},
                    {"attention.output": "exclusive", "attention.output_norm": "rms", "model.position": "learned",
                     "attention.gate": {"activation": "sigmoid"}, "attention.layers": ["lssar", {"gated": False}]}):

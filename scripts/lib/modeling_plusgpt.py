@@ -199,15 +199,18 @@ class Attention(nn.Module):
     self.rope_fraction = model.get("rope_fraction", 1)
     _, _, initial, _ = FORMULAS.get(self.settings.kind, (None, (), {}, None))
     self.output, self.output_norm = attention.get("output", "none"), attention.get("output_norm", "none")
-    self.context, self.shape = config.n_positions, (H, model["head_dim"])
-    A = H * model["head_dim"]
+    D, K = model["head_dim"], model.get("kv_heads", H)
+    A, self.group = H * D, H // K  # heads that share a head of keys and values
+    self.context, self.heads, self.parts = config.n_positions, H, (A, K * D, K * D)
     std = config.initializer_range
-    self.c_attn = Projection(C, 3 * A, std)
+    self.c_attn = Projection(C, sum(self.parts), std)
     self.c_proj = Projection(A, C, std / math.sqrt(2 * config.n_layer))
     if self.settings.bias in ("fox", "cable"):
       self.c_decay = Projection(C, H, std)
     if self.gate.activation != "none":
-      logits = {"headwise": H, "shared": A // H}.get(self.gate.granularity, C if self.gate.position == "output" else A)
+      heads = K if self.gate.position in ("key", "value") else H
+      each = C if self.gate.position == "output" else heads * D
+      logits = {"headwise": heads, "shared": D}.get(self.gate.granularity, each)
       inputs = C if getattr(self.gate, "input", "x") == "x" else 0
       self.c_gate = Projection(inputs, logits, 0.0 if self.gate.weight_init == "zero" else std,
                                bias=self.gate.bias_init if self.gate.bias else None)
@@ -220,16 +223,17 @@ class Attention(nn.Module):
     B, T, _ = x.shape
     if getattr(self.settings, "documents", "joined") == "joined":
       starts = None
-    q, k, v = self.c_attn(x).view(B, T, 3, *self.shape).unbind(2)  # [B, T, H, D] each
-    q, k, v = self.gated(q, x, "query"), self.gated(k, x, "key"), self.gated(v, x, "value")
-    q, k, v = (y.transpose(1, 2) for y in (q, k, v))               # [B, H, T, D]
+    q, k, v = (y.view(B, T, -1, self.parts[0] // self.heads) for y in self.c_attn(x).split(self.parts, -1))
+    q, k, v = self.gated(q, x, "query"), self.gated(k, x, "key"), self.gated(v, x, "value")  # [B, T, H or less, D]
+    q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+    k, v = (y.repeat_interleave(self.group, 1) for y in (k, v))  # [B, H, T, D]
     # Sums over keys and powers need float32 at least, whatever the type of the weights.
     wide = torch.promote_types(x.dtype, torch.float32)
     z = scores(q.to(wide), k.to(wide), self.settings, self.context, self.rope_base, self.ssmax_scale,
                self.rope_fraction, starts)
     if self.settings.bias != "none":
       decay = self.c_decay(x).to(wide) if hasattr(self, "c_decay") else None
-      c = bias(decay, self.settings.bias, self.shape[0], T).to(z)
+      c = bias(decay, self.settings.bias, self.heads, T).to(z)
       z = z + (c[..., :, None] - c[..., None, :])
     P = weights(z, self.settings, self.context, self.sink, self.score, starts)
     o = P @ v.to(wide)

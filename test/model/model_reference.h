@@ -32,10 +32,9 @@ template <class P> class ReferenceModel {
     settings_.documents = Documents::joined;
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
-    K = m.head.outputs;
+    K = m.head.outputs, kv_heads = m.kv_heads;
     gate_ = config.attention.gate;
-    G = gate_.position == GatePosition::output ? C : A;
-    if (gate_.granularity != GateGranularity::elementwise) G = gate_.granularity == GateGranularity::headwise ? H : D;
+    G = gate_case(1).G();
   }
 
   // Parameters as the kernels see them: the masters rounded to the storage type.
@@ -89,14 +88,16 @@ template <class P> class ReferenceModel {
       Layer& a = layers_[l];
       std::string h = format("h.%d.", l);
       a.ln1 = layernorm(h + "ln_1");
-      a.qkv = linear(a.ln1.out, h + "attn.c_attn", N, C, 3 * A, 1).d;
+      a.narrow = linear(a.ln1.out, h + "attn.c_attn", N, C, W(), 1).d;
       a.gated = gate_.activation != GateActivation::none && own(l).gated;
       if (a.gated && gate_.input == GateInput::none)
         for (int n = 0; n < N; n++) std::ranges::copy(parameters[h + "attn.c_gate.bias"], std::back_inserter(a.logits));
       else if (a.gated)
         a.logits = linear(a.ln1.out, h + "attn.c_gate", N, C, G, parameters.count(h + "attn.c_gate.bias") ? 1 : 0).d;
       for (int part = 0; part < 3; part++)
-        if (gated(a, part_position(part))) put_part(a.qkv, part, gate(a.ungated = get_part(a.qkv, part), a.logits, N));
+        if (gated(a, part_position(part)))
+          put_narrow(a.narrow, part, gate(a.ungated = get_narrow(a.narrow, part), a.logits, N));
+      a.qkv = repeated(a.narrow);
       settings_.scale_factor = rope_scale_factor(scaling(), stretch(T));
       if (setup(l).bias != Bias::none) a.bias = bias(setup(l).bias, a.ln1.out, h, B, T, a.decay);
       a.prepared = ref_prepare<P>(setup(l), {B, T, H, D}, a.qkv, rope(T, l));
@@ -133,7 +134,7 @@ template <class P> class ReferenceModel {
  private:
   struct Layer {
     RefLayernorm<P> ln1, ln2;  // .x is the residual stream that they normalise
-    Array qkv, prepared, att, gated_att, logits, ungated, decay;
+    Array narrow, qkv, prepared, att, gated_att, logits, ungated, decay;
     bool gated;
     Numbers<Exact> bias;
     RefMatmul<P> mlp;  // .aux before GELU, .d after
@@ -154,7 +155,8 @@ template <class P> class ReferenceModel {
   }
   GateCase gate_case(int N) const {
     bool output = gate_.position == GatePosition::output;
-    return {gate_, N, output ? 1 : H, output ? C : D};
+    bool of_kv = gate_.position == GatePosition::key || gate_.position == GatePosition::value;
+    return {gate_, N, output ? 1 : of_kv ? kv_heads : H, output ? C : D};
   }
   Array gate(const Array& x, const Array& logits, int N) const { return ref_gate<P>(gate_case(N), x, logits); }
   // dx from dy; the gradient of the logits is kept for the products before.
@@ -169,6 +171,42 @@ template <class P> class ReferenceModel {
   void put_part(Array& qkv, int part, const Array& x) const {
     for (size_t row = 0; row < qkv.size() / (3 * A); row++)
       std::copy(x.begin() + row * A, x.begin() + (row + 1) * A, qkv.begin() + (row * 3 + part) * A);
+  }
+
+  // The product's rows [N, W]: q of all heads, k and v of kv_heads, each used by a group of heads one after another.
+  int W() const { return A + 2 * kv_heads * D; }
+  int heads_of(int part) const { return part == 0 ? H : kv_heads; }
+  int begin_of(int part) const { return part == 0 ? 0 : A + (part - 1) * kv_heads * D; }
+  Array get_narrow(const Array& narrow, int part) const {
+    Array x;
+    for (auto row = narrow.begin(); row != narrow.end(); row += W())
+      x.insert(x.end(), row + begin_of(part), row + begin_of(part) + heads_of(part) * D);
+    return x;
+  }
+  void put_narrow(Array& narrow, int part, const Array& x) const {
+    size_t width = size_t(heads_of(part)) * D;
+    for (size_t row = 0; row < narrow.size() / W(); row++)
+      std::copy(x.begin() + row * width, x.begin() + (row + 1) * width, narrow.begin() + row * W() + begin_of(part));
+  }
+  // f(index of a repeated element in [N, 3, H, D], index of what it repeats in narrow)
+  template <class F> void for_repeated(size_t rows, F f) const {
+    for (size_t row = 0; row < rows; row++)
+      for (int part = 0; part < 3; part++)
+        for (int i = 0; i < A; i++) {
+          int head = i / D * heads_of(part) / H;
+          f((row * 3 + part) * A + i, row * W() + begin_of(part) + head * D + i % D);
+        }
+  }
+  Array repeated(const Array& narrow) const {
+    Array qkv(narrow.size() / W() * 3 * A);
+    for_repeated(narrow.size() / W(), [&](size_t to, size_t from) { qkv[to] = narrow[from]; });
+    return qkv;
+  }
+  Array added(const Array& dqkv) const {
+    Array sums(dqkv.size() / (3 * A) * W(), 0);
+    for_repeated(dqkv.size() / (3 * A), [&](size_t from, size_t to) { sums[to] += dqkv[from]; });
+    for (R& x : sums) x = P::round(x);
+    return sums;
   }
 
   // c [B, H, T]; decay [N, H]: its logits
@@ -297,9 +335,10 @@ template <class P> class ReferenceModel {
       add(dvalues, get_part(dprepared, 2));
       put_part(dprepared, 2, dvalues);
       Array dqkv = ref_prepare_backward<P>(setup(l), {B, T, H, D}, a.qkv, dprepared, rope(T, l));
+      Array dnarrow = added(dqkv);
       for (int part = 0; part < 3; part++)
-        if (gated(a, part_position(part))) put_part(dqkv, part, gate_backward(get_part(dqkv, part), a, N));
-      Array dln = linear_backward(dqkv, a.ln1.out, h + "attn.c_attn", N, C, 3 * A);
+        if (gated(a, part_position(part))) put_narrow(dnarrow, part, gate_backward(get_narrow(dnarrow, part), a, N));
+      Array dln = linear_backward(dnarrow, a.ln1.out, h + "attn.c_attn", N, C, W());
       if (!a.decay.empty())
         add(dln, linear_backward(bias_backward(setup(l).bias, dbias, a.decay, B, T), a.ln1.out, h + "attn.c_decay", N,
                                  C, H));
@@ -316,7 +355,7 @@ template <class P> class ReferenceModel {
   Config config_;
   AttentionSetup settings_;
   GateSettings gate_;
-  int L, C, H, D, A, F, V, G, K;
+  int L, C, H, D, A, F, V, G, K, kv_heads;
   Array dlogits_;
   std::vector<Layer> layers_;
   RefLayernorm<P> final_;

@@ -376,6 +376,26 @@ TEST(Settings, GatesMatchTheReference) {
   }
 }
 
+// Heads that share keys and values: groups of 1, 2, 3 and all heads, with each thing that has keys or values of its own.
+TEST(Settings, SharedKeysAndValuesMatchTheReference) {
+  GradientPools pools(12);
+  for (auto [heads, kv_heads] : {std::pair("4", "2"), std::pair("6", "2"), std::pair("3", "1")})
+    for (std::vector<std::string> sets : std::vector<std::vector<std::string>>{
+             {},
+             {"attention.qk_norm=rms", "attention.scale=ssmax"},
+             {"attention.output=exclusive", "attention.gate.activation=silu"},
+             {"attention.gate.activation=sigmoid", "attention.gate.position=key",
+              "attention.gate.granularity=headwise"},
+             {"attention.gate.activation=sigmoid", "attention.gate.position=value"},
+             {"attention.gate.activation=sigmoid", "attention.gate.position=query", "attention.gate.bias=false"},
+             {"attention.variant=lssar", R"(attention.layers=[{}, "softmax"])"}}) {
+      std::string what = std::string(heads) + " heads, keys of " + kv_heads;
+      for (const std::string& set : sets) what += " " + set;
+      sets.insert(sets.end(), {std::string("model.heads=") + heads, std::string("model.kv_heads=") + kv_heads});
+      pools.add(sets, what);
+    }
+}
+
 // The operations on attention's output and its norms, alone and before each gate, in layers that differ.
 TEST(Settings, OutputsMatchTheReference) {
   GradientPools pools(12);

@@ -41,7 +41,7 @@ TASKS = {
                                        "model.vocab": 5000}),
     "layers_that_differ": Task(TRAINING, "bf16", {
         "attention.layers": [{"kind": "lssa", "window": 5}, {"gated": False, "bias": "fox"}],
-        "attention.gate.activation": "silu",
+        "attention.gate.activation": "silu", "model.kv_heads": 1,
         "eval.mode": "suffix"}),
     "outputs": Task(TRAINING, "bf16", {
         "attention.output": "exclusive", "attention.output_norm": "rms", "attention.gate.activation": "half_sigmoid",

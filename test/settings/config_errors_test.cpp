@@ -270,6 +270,8 @@ TEST(ConfigErrors, CrossChecks) {
       R"({"attention": {"gate": {"activation": "exp", "input": "none", "bias": false}}})", {},
       "attention.gate.input = \"none\" leaves attention.gate.bias alone to be learned, which is false; set it to "
       "true  [x.json]");
+  expect_error(R"({"model": {"heads": 6, "kv_heads": 4}})", {},
+               "model.kv_heads = 4 does not divide model.heads = 6; use a divisor of it  [x.json]");
   expect_error(R"({"train": {"steps": 100, "tokens": 5000}})", {},
                "train.steps = 100 and train.tokens = 5000 are both given; remove one of them, or unset it: --set "
                "train.steps=null  [x.json]");
