@@ -54,7 +54,7 @@ enum Parameter : int {
 // THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it. It
 // is layer l's: layers may differ in their gate, bias, sink and kind. Its columns: id, name, shape, initial values,
 // whether weight decay applies, whether it is per layer; then the shape in memory if it is padded, the parameter whose
-// padding holds this one, and whether it is a number for each head (parameters.h).
+// padding holds this one, whether it is a number for each head, and how many matrices Muon sees in it (parameters.h).
 //
 // One product makes all that attention needs: a token's row of qkv, Q columns.
 //   column  0           A           2A          3A        3A+Z           3A+Z+G    Q
@@ -81,7 +81,7 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
       {WPE, "wpe.weight", {m.position == Position::learned ? m.context : 0, C}, normal, true, false},
       {LN1_W, "ln_1.weight", {C}, one, false, true},
       {LN1_B, "ln_1.bias", {C}, zero, false, true},
-      {QKV_W, "attn.c_attn.weight", {C, W}, normal, true, true, {C, P}},
+      {QKV_W, "attn.c_attn.weight", {C, W}, normal, true, true, {C, P}, NOTHING, false, {A, m.kv_width(), m.kv_width()}},
       {DECAY_W, "attn.c_decay.weight", {Z ? C : 0, Z}, normal, true, true, {}, QKV_W},
       {GATE_W, "attn.c_gate.weight", {gate_reads_x && G ? C : 0, G}, gate, true, true, {}, Z ? DECAY_W : QKV_W},
       {QKV_B, "attn.c_attn.bias", {W}, zero, false, true, {P}},
@@ -90,13 +90,13 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
        headwise},
       {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, ssmax, false, true, {}, NOTHING, true},
       {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, zero, false, true, {}, NOTHING, true},
-      {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, residual, true, true},
+      {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, residual, true, true, {}, NOTHING, false, {C}},
       {ATT_PROJ_B, "attn.c_proj.bias", {C}, zero, false, true},
       {LN2_W, "ln_2.weight", {C}, one, false, true},
       {LN2_B, "ln_2.bias", {C}, zero, false, true},
-      {FC_W, "mlp.c_fc.weight", {C, F}, normal, true, true},
+      {FC_W, "mlp.c_fc.weight", {C, F}, normal, true, true, {}, NOTHING, false, {F}},
       {FC_B, "mlp.c_fc.bias", {F}, zero, false, true},
-      {MLP_PROJ_W, "mlp.c_proj.weight", {F, C}, residual, true, true},
+      {MLP_PROJ_W, "mlp.c_proj.weight", {F, C}, residual, true, true, {}, NOTHING, false, {C}},
       {MLP_PROJ_B, "mlp.c_proj.bias", {C}, zero, false, true},
       {LNF_W, "ln_f.weight", {C}, one, false, false},
       {LNF_B, "ln_f.bias", {C}, zero, false, false},
@@ -116,7 +116,7 @@ static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
 // ranks, training: what the arrays are for.
 static ParameterLayout parameter_layout(const Config& config, int ranks = 1, bool training = false) {
   return {[&](int l) { return parameter_table(config, l); }, config.model.layers, ranks,
-          training && config.train.zero_stage == 1};
+          training && config.train.zero_stage == 1, config.optimizer.matrices == Matrices::muon};
 }
 
 size_t snapshot_bytes(const Config& config) { return parameter_layout(config).snapshot_bytes(); }
@@ -183,7 +183,7 @@ class Gpt2 final : public Model {
   void forward_backward(const int* inputs, const Targets& targets) override;
   StepResult reduce_and_clip(float grad_clip) override;
   std::vector<TileCount> tiles() override;
-  void update(const AdamW& settings) override;
+  void update(const AdamW& settings, const Muon& muon) override;
   void losses(float* losses, const int* inputs, const Targets& targets, int B, int T, int* above) override;
   void outputs(float* outputs, const int* inputs, int B, int T) override;
   void diagnose(const int* inputs, int B, int T, int counted,
@@ -563,8 +563,8 @@ StepResult Gpt2<Real>::reduce_and_clip(float grad_clip) {
 }
 
 template <class Real>
-void Gpt2<Real>::update(const AdamW& settings) {
-  store_.update(settings);
+void Gpt2<Real>::update(const AdamW& settings, const Muon& muon) {
+  store_.update(settings, muon);
   phase(nullptr, stream);
 }
 

@@ -69,7 +69,8 @@ class Model {
   // [layers, H]: those of this rank's forward passes since begin_step(); empty if no layer prunes. Waits for the
   // device.
   virtual std::vector<TileCount> tiles() = 0;
-  virtual void update(const AdamW& settings) = 0;  // AdamW, with the gradients clipped to that grad_clip
+  // With the gradients clipped to that grad_clip. muon: of config.optimizer.matrices = muon.
+  virtual void update(const AdamW& settings, const Muon& muon = {}) = 0;
 
   // Evaluation: losses = [B, T] in nats (with a regression head: squared errors), 0 without a target; [B, T] inputs and
   // targets on the host, without weights. above, if given and without a regression head, = [B, T]: how many logits are

@@ -149,9 +149,13 @@ template <class TIn, class TOut> void matmul(const Matmul<TIn, TOut>& given, cud
   ProfileScope scope("matmul", stream);
   cpu::put_on(stream, [p, part = chosen_part(p)] {
     Tiling tiles(p.m, p.n);
-    cpu::parallel_for(tiles.rows * tiles.columns, [&](int i) {
+    int one = tiles.rows * tiles.columns;
+    cpu::parallel_for(one * p.batch, [&](int i) {
+      Matmul<TIn, TOut> of = p;  // the batch
+      size_t index = size_t(i / one);
+      i %= one, of.d += index * p.m * p.n, of.a += index * p.m * p.k, of.b += index * p.k * p.n;
       int row = i / tiles.columns * tiles.height, column = i % tiles.columns * tiles.width;
-      multiply_tile(p, part, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
+      multiply_tile(of, part, row, column, std::min(tiles.height, p.m - row), std::min(tiles.width, p.n - column));
     });
   });
 }

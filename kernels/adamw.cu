@@ -106,17 +106,39 @@ void adamw_update(T* param, float* master, float* m, float* v, const float* grad
          master, m, v, grad, grad_scale, n, aligned, step_of(a));
 }
 
+template <class T> struct AdamWElement {
+  T* param;
+  float *master, *m, *v;
+  const float *grad, *grad_scale;
+  AdamWStep step;
+  size_t first;
+  __device__ void operator()(size_t i, size_t n) const {
+    float p = master[i];
+    adamw_element(p, m[i], v[n - first], grad[i] * grad_scale[0], step);
+    master[i] = p;
+    if constexpr (!std::is_same_v<T, float>) param[i] = from_float<T>(p);
+  }
+};
+
+template <class T>
+void adamw_update_rows(T* param, float* master, float* m, float* v, const float* grad, const float* grad_scale,
+                       const RowBlock& block, size_t first, size_t count, const AdamW& a, cudaStream_t stream) {
+  AdamWElement<T> update{param, master, m, v, grad, grad_scale, step_of(a), first};
+  for_elements(update, block, first, first + count, stream);
+}
+
 // In float64: how the elements are spread over ranks is not to be seen in the norms of metrics.jsonl.
 __global__ void step_sums_kernel(double* sums, RowBlock block, size_t begin, size_t end, const float* __restrict__ grad,
                                  const float* __restrict__ master, const float* __restrict__ m,
-                                 const float* __restrict__ v, AdamWStep s) {
+                                 const float* __restrict__ v, size_t v_stride, AdamWStep s) {
   __shared__ double shared[3][ADAMW_THREADS];
   double squares[3] = {};
   for (size_t n = blockIdx.x * size_t(ADAMW_THREADS) + threadIdx.x; n < block.rows * block.columns;
        n += gridDim.x * size_t(ADAMW_THREADS)) {
-    size_t i = block.offset + n / block.columns * block.stride + n % block.columns;
+    size_t row = n / block.columns, column = n % block.columns, i = block.offset + row * block.stride + column;
     if (i < begin || i >= end) continue;
-    float values[3] = {grad[i], master[i], adamw_step(m[i], v[i], s)};
+    float update = v ? adamw_step(m[i], v[row * v_stride + column], s) : s.step_size * m[i];
+    float values[3] = {grad[i], master[i], update};
     for (int k = 0; k < 3; k++) squares[k] += double(values[k]) * values[k];
   }
   for (int k = 0; k < 3; k++) shared[k][threadIdx.x] = squares[k];
@@ -128,12 +150,17 @@ __global__ void step_sums_kernel(double* sums, RowBlock block, size_t begin, siz
 }
 
 void add_step_sums(double* sums, const RowBlock& block, size_t begin, size_t end, const float* grad,
-                   const float* master, const float* m, const float* v, const AdamW& settings, cudaStream_t stream) {
+                   const float* master, const float* m, const float* v, size_t v_stride, const AdamW& settings,
+                   cudaStream_t stream) {
   LAUNCH(step_sums_kernel, dim3(STEP_SUM_BLOCKS), dim3(ADAMW_THREADS), 0, stream, sums, block, begin, end, grad, master,
-         m, v, step_of(settings));
+         m, v, v_stride, step_of(settings));
 }
 
 template void adamw_update(float*, float*, float*, float*, const float*, const float*, size_t, const AdamW&,
                            cudaStream_t);
 template void adamw_update(bf16*, float*, float*, float*, const float*, const float*, size_t, const AdamW&,
                            cudaStream_t);
+template void adamw_update_rows(float*, float*, float*, float*, const float*, const float*, const RowBlock&, size_t,
+                                size_t, const AdamW&, cudaStream_t);
+template void adamw_update_rows(bf16*, float*, float*, float*, const float*, const float*, const RowBlock&, size_t,
+                                size_t, const AdamW&, cudaStream_t);

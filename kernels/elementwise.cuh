@@ -1,12 +1,15 @@
 // Shared by kernels: packs as floats, sums of packs, sizes of grids, and elementwise kernels:
 //   elementwise(f, out, n, stream, in...): out[i] = f(in[i]...) for arrays of any length and alignment. f is a struct
 //   whose operator() takes and returns floats; out may be one of the inputs.
+//   for_elements(f, block, first, last, stream): f(i, n) for elements n = first .. last - 1 of a block, each with its
+//   place i in the array. f is a struct.
 // Loops over the elements of a pack have no branches and convert from and to float in the same expression, and running
 // sums have one float per element of a pack, so that the CPU's compiler makes vector instructions of them.
 #pragma once
 #include <cstdint>
 
 #include "kernels/gpu.cuh"
+#include "kernels/row_block.h"
 
 // x[0] + ... + x[SIZE - 1] by halves; x is overwritten.
 template <int SIZE> __device__ __forceinline__ float sum_of(float (&x)[SIZE]) {
@@ -87,4 +90,23 @@ void elementwise(F f, TOut* out, size_t n, cudaStream_t stream, const TIn*... in
   if (n == 0) return;
   LAUNCH((elementwise_kernel<F, TOut, TIn...>), dim3(blocks_for(n, 256 * UNIT)), dim3(256), 0, stream, out, n,
          aligned16(out, in...), f, in...);
+}
+
+// A warp takes PART columns of a row.
+template <class F> __global__ void for_elements_kernel(F f, RowBlock block, size_t first, size_t last) {
+  constexpr size_t PART = UNIT * WARP;
+  size_t parts = (block.columns + PART - 1) / PART, part = (blockIdx.x * size_t(blockDim.x) + threadIdx.x) / WARP;
+  size_t row = part / parts, column = part % parts * PART + threadIdx.x % WARP;
+  if (row >= block.rows) return;
+#pragma unroll 4
+  for (int k = 0; k < UNIT; k++, column += WARP) {
+    size_t n = row * block.columns + column;
+    if (column < block.columns && n >= first && n < last) f(block.offset + row * block.stride + column, n);
+  }
+}
+
+template <class F> void for_elements(F f, const RowBlock& block, size_t first, size_t last, cudaStream_t stream) {
+  if (first >= last) return;
+  size_t parts = block.rows * blocks_for(block.columns, UNIT * WARP);
+  LAUNCH(for_elements_kernel<F>, dim3(blocks_for(parts * WARP, 256)), dim3(256), 0, stream, f, block, first, last);
 }

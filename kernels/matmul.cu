@@ -39,14 +39,15 @@ template <> constexpr cudaDataType_t data_type<bf16> = CUDA_R_16BF;
 
 // Everything the choice of an algorithm may depend on.
 struct Shape {
-  int type_in, type_out, m, n, k, trans_a, trans_b, lda, ldb, ldd, accumulate, epilogue, has_aux, alignment;
+  int type_in, type_out, m, n, k, trans_a, trans_b, lda, ldb, ldd, accumulate, epilogue, has_aux, alignment, batch;
   auto operator<=>(const Shape&) const = default;
 };
 
 std::string shape_text(const Shape& s) {
   return format("in%d out%d m%d n%d k%d %c%c lda%d ldb%d ldd%d acc%d ep%d aux%d al%d", s.type_in, s.type_out, s.m, s.n,
                 s.k, s.trans_a ? 'T' : 'N', s.trans_b ? 'T' : 'N', s.lda, s.ldb, s.ldd, s.accumulate, s.epilogue,
-                s.has_aux, s.alignment);
+                s.has_aux, s.alignment) +
+         (s.batch > 1 ? format(" batch%d", s.batch) : "");
 }
 
 // cublasLtMatmulAlgo_t is an unnamed struct, which nvcc 13.0 rejects as a container element.
@@ -145,8 +146,13 @@ template <class TIn, class TOut> std::unique_ptr<Plan> describe(const Matmul<TIn
       cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // float stays float: no TF32
   set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, transpose[p.trans_b]);
   set(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, transpose[p.trans_a]);
-  auto layout = [](cublasLtMatrixLayout_t* l, cudaDataType_t type, int rows, int columns, int ld) {  // ours, row-major
+  auto layout = [&](cublasLtMatrixLayout_t* l, cudaDataType_t type, int rows, int columns, int ld) {  // ours, row-major
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(l, type, columns, rows, ld));
+    int64_t apart = int64_t(rows) * ld;
+    if (p.batch == 1) return;
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &p.batch, sizeof p.batch));
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutSetAttribute(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &apart, sizeof apart));
   };
   layout(&plan->a, data_type<TIn>, p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb);
   layout(&plan->b, data_type<TIn>, p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda);
@@ -445,6 +451,7 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
   MatmulChoices& choices = device().choices;
   if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
   bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux, p.c);
+  if (p.batch > 1) aligned = aligned && p.m * p.n % 8 == 0 && p.m * p.k % 8 == 0 && p.k * p.n % 8 == 0;
   Shape shape{.type_in = int(data_type<TIn>),
               .type_out = int(data_type<TOut>),
               .m = p.m,
@@ -458,7 +465,8 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
               .accumulate = p.c ? 2 : p.beta != 0,
               .epilogue = int(p.epilogue),
               .has_aux = p.aux != nullptr,
-              .alignment = aligned ? 16 : int(sizeof(TIn))};
+              .alignment = aligned ? 16 : int(sizeof(TIn)),
+              .batch = p.batch};
   std::unique_ptr<Plan>& plan = device().plans[shape];
   if (plan) {
     set_arrays(*plan, p);
@@ -501,10 +509,10 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
   for (int fused : {0, 1}) {
     if (!measured || !possible(fused)) continue;
     described[fused] = describe(trial, fused);
-    // Parts of a divided k are added up in float32, never in bf16.
+    // Parts of a divided k are added up in float32, never in bf16. A batch has enough blocks without.
+    uint32_t divides = p.batch > 1 ? 0 : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     std::vector<Algorithm> algorithms = heuristic(
-        *described[fused], workspace_size, CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
-        shape.alignment, out_alignment);
+        *described[fused], workspace_size, CUBLASLT_REDUCTION_SCHEME_NONE | divides, shape.alignment, out_alignment);
     for (auto& [time, algorithm] : fastest(*described[fused], algorithms, trial, stream))
       finalists.push_back({time, fused, algorithm});
   }

@@ -18,7 +18,8 @@ enum class Epilogue {
 
 // A is [m, k], or [k, m] with trans_a; B is [k, n], or [n, k] with trans_b. Leading dimensions count elements of a row;
 // 0 = contiguous. aux and c have D's rows and leading dimension. beta needs Epilogue::none, and so does <bf16, float>;
-// c needs beta 0 and Epilogue::none or bias. D overlaps none of the others.
+// c needs beta 0 and Epilogue::none or bias. D overlaps none of the others. batch: that many products, of matrices that
+// are contiguous and lie one after the other; D = op(A) op(B) alone.
 template <class TIn, class TOut = TIn> struct Matmul {
   TOut* d;
   const TIn* a;
@@ -31,6 +32,7 @@ template <class TIn, class TOut = TIn> struct Matmul {
   const TIn* bias = nullptr;  // [n]
   TIn* aux = nullptr;         // [m, n]
   const TOut* c = nullptr;    // [m, n]
+  int batch = 1;
 };
 
 // Fills in contiguous leading dimensions; fails on a combination that has no meaning.
@@ -39,6 +41,9 @@ template <class TIn, class TOut> void check_matmul(Matmul<TIn, TOut>& p) {
   if (p.lda == 0) p.lda = p.trans_a ? p.m : p.k;
   if (p.ldb == 0) p.ldb = p.trans_b ? p.k : p.n;
   bool plain = p.epilogue == Epilogue::none;
+  bool contiguous = p.ldd == p.n && p.lda == (p.trans_a ? p.m : p.k) && p.ldb == (p.trans_b ? p.k : p.n);
+  if (p.batch != 1 && (p.batch < 1 || !plain || !contiguous || p.beta != 0 || p.c))
+    failure("matmul: a batch needs contiguous matrices and no more than their product");
   if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: m, n, k = %d, %d, %d; need 0, 0, 1 or more", p.m, p.n, p.k);
   if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type");
   if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias)

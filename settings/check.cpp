@@ -172,6 +172,21 @@ static const Rule RULES[] = {
      if (!c.plan.plans_other_gpu() || (bytes >= 1 && bytes <= 1e18)) return "";
      return "must be a size with its unit, such as 80GiB or 512MiB (1 GB = 0.93GiB)";
    }},
+  {"optimizer.muon.scale", {"optimizer.muon.lr"}, [](const Config& c) -> std::string {
+     const Config::Optimizer& o = c.optimizer;
+     bool given = o.muon.scale == MuonScale::spectral || c.origins.contains("optimizer.muon.lr");
+     if (o.matrices == Matrices::adamw || given) return "";
+     return "needs another rate than the default, which is spectral's; set optimizer.muon.lr, near optimizer.lr";
+   }},
+  {"optimizer.lr", {"optimizer.matrices"}, [](const Config& c) -> std::string {
+     if (c.optimizer.matrices == Matrices::adamw || c.optimizer.lr > 0) return "";
+     return "leaves all but the matrices as they are; with optimizer.matrices = \"muon\" set both rates";
+   }},
+  {"optimizer.matrices", {"model.heads", "model.head_dim"}, [](const Config& c) -> std::string {
+     if (c.optimizer.matrices == Matrices::adamw || c.model.heads * c.model.head_dim > 1) return "";
+     return "finds matrices of one row or column, whose orthogonal updates all have one length; use more heads "
+            "(model.heads), wider ones (model.head_dim), or \"adamw\"";
+   }},
   {"optimizer.grad_clip", {}, [](const Config& c) -> std::string {
      if (c.optimizer.grad_clip == 0 || c.optimizer.grad_clip >= 1e-30) return "";
      return "is too small for float32; use 1e-30 or more, or 0 for no clipping";

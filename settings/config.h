@@ -25,6 +25,10 @@ enum class Position { rope, learned, none };
 inline constexpr const char* position_names[] = {"rope", "learned", "none"};
 enum class Schedule { cosine, linear, wsd, constant };
 inline constexpr const char* schedule_names[] = {"cosine", "linear", "wsd", "constant"};
+enum class Matrices { adamw, muon };
+inline constexpr const char* matrices_names[] = {"adamw", "muon"};
+enum class MuonScale { spectral, rms };
+inline constexpr const char* muon_scale_names[] = {"spectral", "rms"};
 enum class LabelMean { batch, sequence };
 inline constexpr const char* label_mean_names[] = {"batch", "sequence"};
 enum class Recompute { none, gelu, block };
@@ -125,6 +129,13 @@ struct Config {
     double final_lr_fraction = 0;
     double decay_fraction = 0.2;
     double skip_spikes = 0;  // 0 = off
+    Matrices matrices = Matrices::adamw;
+    struct Muon {
+      double lr = 0.02;
+      double momentum = 0.95;
+      double weight_decay = 0;
+      MuonScale scale = MuonScale::spectral;
+    } muon;
   } optimizer;
 
   struct Train {

@@ -94,6 +94,7 @@ static const EffectiveWhen
               [](const Config& c) { return !c.data.labels.empty() || !c.data.val_labels.empty(); }},
     PLAN = {"plan.memory", [](const Config& c) { return c.plan.plans_other_gpu(); }},
     WSD = {"optimizer.schedule = \"wsd\"", [](const Config& c) { return c.optimizer.schedule == Schedule::wsd; }},
+    MUON = {"optimizer.matrices = \"muon\"", [](const Config& c) { return c.optimizer.matrices == Matrices::muon; }},
     DECAY = {"a schedule other than \"constant\"",
              [](const Config& c) { return c.optimizer.schedule != Schedule::constant; }};
 
@@ -226,6 +227,16 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     only_with(DECAY, {"optimizer.final_lr_fraction", &o.final_lr_fraction, "[0, 1]", no, "final rate / lr"}),
     only_with(WSD, {"optimizer.decay_fraction", &o.decay_fraction, "[0, 1]", no, "share of steps in which wsd decays"}),
     {"optimizer.skip_spikes", &o.skip_spikes, "[0, 1e6]", no, "z-score beyond which an update is skipped; 0 = off"},
+    {"optimizer.matrices", choice(o.matrices, matrices_names), "", no,
+     "updates the layers' matrices of q, k, v (each for itself), attn.c_proj, mlp.c_fc, mlp.c_proj; AdamW all others"},
+    only_with(MUON, {"optimizer.muon.lr", &o.muon.lr, "(0, 1000]", no,
+                     "Muon's peak rate (0.02 for spectral), on the same schedule"}),
+    only_with(MUON, {"optimizer.muon.momentum", &o.muon.momentum, "[0, 1)", no, "Muon's (Nesterov) momentum"}),
+    only_with(MUON, {"optimizer.muon.weight_decay", &o.muon.weight_decay, "[0, 1000]", no,
+                     "decay of Muon's matrices, in place of optimizer.weight_decay"}),
+    only_with(MUON, {"optimizer.muon.scale", choice(o.muon.scale, muon_scale_names), "", no,
+                     "what multiplies an orthogonal update of m inputs, n outputs: sqrt(max(1, n / m)), or 0.2 "
+                     "sqrt(max(m, n)), which suits AdamW's rates"}),
 
     {"train.steps", &c.train.steps, "[1, 1e9]", no, "optimizer steps", compared},
     {"train.tokens", &c.train.tokens, "[0, 1e15]", no,

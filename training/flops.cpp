@@ -49,3 +49,11 @@ double forward_flops_per_token(Config config, int length, bool logits, const std
   config.model.context = length;
   return (products + attention_flops_per_token(config, documents)) / 3;
 }
+
+double update_flops(const Config& config) {
+  double flops = 0;
+  for (const Tensor& tensor : parameters_of(config))
+    for (int columns : tensor.matrices)
+      flops += orthogonalise_flops({0, tensor.rows(), size_t(columns), tensor.stride});
+  return flops;
+}

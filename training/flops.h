@@ -14,4 +14,5 @@ double attention_flops_per_token(const Config& config, const std::vector<int>& d
                                  std::span<const TileCount> tiles = {});
 // Of a forward pass over windows of this length, a third of training's. logits: of all rows, else of none.
 double forward_flops_per_token(Config config, int length, bool logits, const std::vector<int>& documents = {});
+double update_flops(const Config& config);              // of Muon's products in a step, by all ranks; 0 with AdamW
 double needed_share(std::span<const TileCount> tiles);  // of their sums; 1 if none are seen

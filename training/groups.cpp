@@ -34,12 +34,23 @@ static Groups groups_of(const std::vector<Tensor>& tensors, const Config::Model&
   return groups;
 }
 
-void write_group_norms(Model& model, const AdamW& settings, int64_t step, MetricsLog& metrics) {
+std::vector<double> gradient_squares(Model& model) {
+  std::vector<double> squares;
+  AdamW any{};
+  any.step = 1;
+  for (auto& [name, blocks] : groups_of(model.parameters().tensors(), model.config().model))
+    squares.push_back(model.parameters().step_squares(blocks, any, {})[0]);
+  return squares;
+}
+
+void write_group_norms(Model& model, const std::vector<double>& gradient_squares, const AdamW& settings,
+                       const Muon& muon, int64_t step, MetricsLog& metrics) {
   nlohmann::ordered_json norms = nlohmann::ordered_json::object();
+  auto gradient = gradient_squares.begin();
   for (auto& [name, blocks] : groups_of(model.parameters().tensors(), model.config().model)) {
-    auto [gradient, weight, update] = model.parameters().step_squares(blocks, settings);
+    auto [overwritten, weight, update] = model.parameters().step_squares(blocks, settings, muon);
     auto number = [](double x) { return std::strtod(format("%.7g", x).c_str(), nullptr); };
-    norms[name] = {number(std::sqrt(gradient)), number(std::sqrt(weight)),
+    norms[name] = {number(std::sqrt(*gradient++)), number(std::sqrt(weight)),
                    weight > 0 ? number(std::sqrt(update / weight)) : NAN};
   }
   nlohmann::ordered_json line = {{"step", step}, {"norms", norms}};

@@ -31,6 +31,14 @@ static AdamW adamw_settings(const Config& config, int64_t step, int64_t update) 
           .step = int(update)};
 }
 
+static Muon muon_settings(const Config& config, int64_t step) {
+  const Config::Optimizer::Muon& m = config.optimizer.muon;
+  return {.lr = float(muon_rate(config, step)),
+          .momentum = float(m.momentum),
+          .weight_decay = float(m.weight_decay),
+          .rms = m.scale == MuonScale::rms};
+}
+
 static double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -65,6 +73,8 @@ struct Step {
   StepResult result{NAN, NAN};
   double ms = 0;
   AdamW update = {};
+  Muon matrices = {};
+  std::vector<double> gradient_squares = {};  // by group, if their norms are due
 };
 
 // A run while it trains. Its members are the state that several parts of the loop change; those without a value are
@@ -158,7 +168,9 @@ Step Training::make_step() {
   step.outcome = !step.skipped.empty() ? Outcome::skipped : finite ? Outcome::updated : Outcome::diverged;
   if (step.outcome == Outcome::updated) {
     step.update = adamw_settings(config_, state_.step, state_.updates.value_or(state_.step) + 1);
-    model_.update(step.update);
+    step.matrices = muon_settings(config_, state_.step);
+    if (due(config_.log.groups_every, number)) step.gradient_squares = gradient_squares(model_);
+    model_.update(step.update, step.matrices);
     if (state_.updates) ++*state_.updates;
   }
   step.ms = (seconds_now() - start) * 1e3;
@@ -171,6 +183,7 @@ std::string console_line(const nlohmann::ordered_json& fields, int64_t steps, do
   std::string line =
       format("step %4ld/%ld | loss %s | norm %s | lr %.2e | ", fields["step"].get<int64_t>(), steps,
              cell_text("%.4f", number("loss")).c_str(), cell_text("%.2f", number("grad_norm")).c_str(), number("lr"));
+  if (fields.contains("lr_muon")) line += format("muon %.2e | ", number("lr_muon"));
   line += format(ms < 9.95 ? "%.1f ms | " : "%.0f ms | ", ms) + count_text(number("tokens_per_s")) + " tok/s";
   if (fields.contains("tiles")) line += format(" | tiles %.0f%%", 100 * number("tiles"));
   if (std::isfinite(mfu)) line += format(" | mfu %.1f%%", 100 * mfu);
@@ -193,11 +206,12 @@ void Training::report(const Step& step) {
                                    {"tokens_per_s", tokens_per_s},
                                    {"mfu", peak_flops_ > 0 ? flops * tokens_per_s / peak_flops_ : NAN},
                                    {"ms", step.ms}};
+  if (config_.optimizer.matrices == Matrices::muon) fields["lr_muon"] = muon_rate(config_, number - 1);
   if (!tiles.empty()) fields["tiles"] = needed_share(tiles);
   metrics_.write("train", fields);
   eta_.add(step.ms);
   if (step.outcome == Outcome::updated && due(config_.log.groups_every, number))
-    write_group_norms(model_, step.update, number, metrics_);
+    write_group_norms(model_, step.gradient_squares, step.update, step.matrices, number, metrics_);
   if (step.outcome == Outcome::diverged) {
     background_.wait();
     report_divergence(model_, path_, number, state_.updates == 0, step.result);

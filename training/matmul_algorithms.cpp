@@ -50,6 +50,7 @@ void agree_on_products(Model& model, const std::vector<Evaluation>& evaluations,
     model.begin_step();
     model.forward_backward(zeros.data(), {zeros.data(), nullptr, values.data()});
     model.reduce_and_clip(float(config.optimizer.grad_clip));
+    model.parameters().choose_products();
   }
   for (const Evaluation& evaluation : evaluations)
     for (int length : evaluation.lengths) {

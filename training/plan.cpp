@@ -159,12 +159,16 @@ static std::string hours_text(const Config& config, double flops, int ranks) {
 }
 
 static double work_of_steps(const Config& config, int64_t step, const std::vector<int>& documents) {
-  return flops_per_token(config, documents) * double(config.train.steps - step) * double(config.batch.tokens);
+  double of_tokens = flops_per_token(config, documents) * double(config.batch.tokens);
+  return (of_tokens + update_flops(config)) * double(config.train.steps - step);
 }
 
 std::string work_text(const Config& config, int64_t step, int ranks, const std::vector<int>& documents) {
   double flops = work_of_steps(config, step, documents);
-  return format("%.3g FLOP in %ld steps", flops, config.train.steps - step) + hours_text(config, flops, ranks);
+  std::string text = format("%.3g FLOP in %ld steps", flops, config.train.steps - step);
+  double muon = update_flops(config) * double(config.train.steps - step);
+  if (muon > 0) text += format(", %.2g%% of them Muon's", 100 * muon / flops);
+  return text + hours_text(config, flops, ranks);
 }
 
 void print_work(const Config& config, const std::vector<Evaluation>& evaluations, int64_t step, int ranks,

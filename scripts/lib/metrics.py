@@ -103,7 +103,7 @@ EVALUATIONS = "val", "eval", "task", "passkey", "diagnostics"  # types of lines
 LOSSES = "val", "eval"
 OLDER = ("of an older program, which did not write what they are of "
          "(./train RUN --eval --resume evaluates again)")
-SCALARS = ("time", "tokens", "tokens_per_s", "ms", "mfu", "grad_norm", "stderr", "loss", "lr",
+SCALARS = ("time", "tokens", "tokens_per_s", "ms", "mfu", "grad_norm", "stderr", "loss", "lr", "lr_muon",
            "last_loss", "bits_per_byte", "accuracy", "accuracy_stderr", "exact_stderr",
            "acc", "acc_norm", "chance", "margin", "word_perplexity", "control", "first_token", "sink_rate",
            "entropy", "entropy_norm", "m_act", "gate", "zeros")

@@ -53,6 +53,10 @@ TASKS = {
         "attention.layers": ["lssa", {"documents": "joined"}], "model.position": "learned", "eval.lengths": [16]}),
     "diagnostics_of_training": Task(TRAINING, "fp32", {
         "attention.variant": "ssmax", "diagnostics.every": 3, "diagnostics.tokens": 96, "log.groups_every": 1}),
+    "muon": Task(TRAINING, "fp32", {**LARGE, "optimizer.matrices": "muon", "attention.variant": "fox"}),
+    "muon_with_gates": Task(TRAINING, "bf16", {
+        **LARGE, "optimizer.matrices": "muon", "optimizer.muon.scale": "rms", "optimizer.muon.lr": 1e-3,
+        "optimizer.muon.weight_decay": 0.1, "attention.variant": "softplus_gated", "log.groups_every": 2}),
     "labels": Task(TRAINING, "fp32", {**LABELLED, "train.label_mean": "sequence"}),
     "values": Task(TRAINING, "bf16", {**LABELLED, "model.head.outputs": 3}),
     "gradients": Task(GRADIENTS, "fp32", {"attention.variant": "softmax_sink"}, ("--dump-gradients", "out")),
