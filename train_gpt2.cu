@@ -8,11 +8,11 @@
 // activations.h lists what the forward pass leaves for the backward pass; parameters.h says where the parameters lie
 // and how several ranks divide them, kernels/ and attention/ what each step computes.
 //
-// Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, V vocabulary, Vp padded
-// vocabulary, K outputs of a regression head, Kp the same padded, Z logits of a learned bias, G of a gate, N = B*T
-// rows. Real is the storage type of weights and activations, float or bf16; statistics, gradients of parameters and the
-// optimizer's state are float32. Computation runs on one stream, which the host waits for only to report; collectives
-// and snapshots for checkpoints have streams of their own.
+// Legend: B batch, T time, C channels, L layers, H heads, D head dim, A = H*D, F MLP width, W columns of its first
+// product (2F with SwiGLU), V vocabulary, Vp padded vocabulary, K outputs of a regression head, Kp the same padded, Z
+// logits of a learned bias, G of a gate, N = B*T rows. Real is the storage type of weights and activations, float or
+// bf16; statistics, gradients of parameters and the optimizer's state are float32. Computation runs on one stream,
+// which the host waits for only to report; collectives and snapshots for checkpoints have streams of their own.
 #include "train_gpt2.h"
 
 // Lines are broken by hand here, as in a formula: a product takes two lines at most.
@@ -37,6 +37,7 @@
 #include "kernels/layernorm.cuh"
 #include "kernels/linear_bias.cuh"
 #include "kernels/matmul.cuh"
+#include "kernels/mlp.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/squared_error.cuh"
 
@@ -48,7 +49,7 @@ enum Parameter : int {
   LN1_W, LN1_B, QKV_W, DECAY_W, GATE_W, QKV_B, DECAY_B, GATE_B,
   SSMAX_SCALE, SINK, SCORE, SCORE_LAST = SCORE + MOST_PARAMETERS - 1, ATT_PROJ_W, ATT_PROJ_B,
   LN2_W, LN2_B, FC_W, FC_B, MLP_PROJ_W, MLP_PROJ_B,
-  LNF_W, LNF_B, HEAD_W, HEAD_B
+  LNF_W, LNF_B, LM_HEAD, HEAD_W, HEAD_B
 };
 
 // THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it. It
@@ -62,44 +63,50 @@ enum Parameter : int {
 //           | h0 | h1 ..| h0 | h1 ..| h0 | h1 ..| logits  | by channel   | always  |  h0, h1, ...: heads of D columns
 //           |           |           |           | by head | or by head   | zero    |
 //           | c_attn.weight, c_attn.bias        | c_decay | c_gate.*     |         |  the parameters of these columns
-// With fewer heads of keys and values (model.kv_heads) the product's row is narrower, W columns of q, k, v and P in all,
-// and attention/kv_heads.cuh repeats them.
+// With fewer heads of keys and values (model.kv_heads) the product's row is narrower, QKV columns of q, k, v and P in
+// all, and attention/kv_heads.cuh repeats them.
 static std::vector<ParameterRow> parameter_table(const Config& config, int l) {
   const Config::Model& m = config.model;
-  int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), K = m.head.outputs,
+  int C = m.channels, H = m.heads, A = H * m.head_dim, F = m.mlp_width(), W = m.mlp_columns(), K = m.head.outputs,
       Kp = padded_outputs(config);
   const AttentionSettings a = config.layer(l).attention;
   auto [Z, G, Q, P] = qkv_columns(m, a);
-  int W = m.qkv_width();
+  int KD = m.kv_width(), QKV = m.qkv_width();
+  std::vector<int> fc_matrices(m.mlp == Mlp::swiglu ? 2 : 1, F);  // gate and up are two
   Init zero, one{.constant = 1}, normal{.std = float(m.init_std)};
   Init residual{.std = normal.std / std::sqrt(2.0f * float(m.layers))};  // what 2L sublayers add to the residual stream
+  if (m.residual_init == ResidualInit::zero) residual = zero;
   Init ssmax{.constant = 0.43f}, gate_bias{.constant = float(a.gate.bias_init)};
   Init gate = a.gate.weight_init == GateWeights::zero ? zero : normal;
-  bool headwise = a.gate.granularity == GateGranularity::headwise, gate_reads_x = a.gate.input == GateInput::x;
+  bool headwise = a.gate.granularity == GateGranularity::headwise, gate_reads_x = a.gate.input == GateInput::x,
+       gate_biased = G && a.gate.bias;
+  int biases = m.bias ? C : 0, shifts = m.norm == Norm::layernorm ? biases : 0;
   std::vector<ParameterRow> rows = {
       {WTE, "wte.weight", {m.vocab, C}, normal, true, false, {padded_vocab(config), C}},
       {WPE, "wpe.weight", {m.position == Position::learned ? m.context : 0, C}, normal, true, false},
       {LN1_W, "ln_1.weight", {C}, one, false, true},
-      {LN1_B, "ln_1.bias", {C}, zero, false, true},
-      {QKV_W, "attn.c_attn.weight", {C, W}, normal, true, true, {C, P}, NOTHING, false, {A, m.kv_width(), m.kv_width()}},
+      {LN1_B, "ln_1.bias", {shifts}, zero, false, true},
+      {QKV_W, "attn.c_attn.weight", {C, QKV}, normal, true, true, {C, P}, NOTHING, false, {A, KD, KD}},
       {DECAY_W, "attn.c_decay.weight", {Z ? C : 0, Z}, normal, true, true, {}, QKV_W},
       {GATE_W, "attn.c_gate.weight", {gate_reads_x && G ? C : 0, G}, gate, true, true, {}, Z ? DECAY_W : QKV_W},
-      {QKV_B, "attn.c_attn.bias", {W}, zero, false, true, {P}},
+      {QKV_B, "attn.c_attn.bias", {m.bias || Z || gate_biased ? QKV : 0}, zero, false, true, {P}, NOTHING, false, {},
+       !m.bias},
       {DECAY_B, "attn.c_decay.bias", {Z}, zero, false, true, {}, QKV_B, true},
-      {GATE_B, "attn.c_gate.bias", {a.gate.bias ? G : 0}, gate_bias, false, true, {}, Z ? DECAY_B : QKV_B,
+      {GATE_B, "attn.c_gate.bias", {gate_biased ? G : 0}, gate_bias, false, true, {}, Z ? DECAY_B : QKV_B,
        headwise},
       {SSMAX_SCALE, "attn.ssmax_scale", {a.scale == Scale::ssmax ? H : 0}, ssmax, false, true, {}, NOTHING, true},
       {SINK, "attn.sink", {a.sink == Sink::learned ? H : 0}, zero, false, true, {}, NOTHING, true},
       {ATT_PROJ_W, "attn.c_proj.weight", {A, C}, residual, true, true, {}, NOTHING, false, {C}},
-      {ATT_PROJ_B, "attn.c_proj.bias", {C}, zero, false, true},
+      {ATT_PROJ_B, "attn.c_proj.bias", {biases}, zero, false, true},
       {LN2_W, "ln_2.weight", {C}, one, false, true},
-      {LN2_B, "ln_2.bias", {C}, zero, false, true},
-      {FC_W, "mlp.c_fc.weight", {C, F}, normal, true, true, {}, NOTHING, false, {F}},
-      {FC_B, "mlp.c_fc.bias", {F}, zero, false, true},
+      {LN2_B, "ln_2.bias", {shifts}, zero, false, true},
+      {FC_W, "mlp.c_fc.weight", {C, W}, normal, true, true, {}, NOTHING, false, fc_matrices},
+      {FC_B, "mlp.c_fc.bias", {m.bias ? W : 0}, zero, false, true},
       {MLP_PROJ_W, "mlp.c_proj.weight", {F, C}, residual, true, true, {}, NOTHING, false, {C}},
-      {MLP_PROJ_B, "mlp.c_proj.bias", {C}, zero, false, true},
+      {MLP_PROJ_B, "mlp.c_proj.bias", {biases}, zero, false, true},
       {LNF_W, "ln_f.weight", {C}, one, false, false},
-      {LNF_B, "ln_f.bias", {C}, zero, false, false},
+      {LNF_B, "ln_f.bias", {shifts}, zero, false, false},
+      {LM_HEAD, "lm_head.weight", {m.tied || K ? 0 : m.vocab, C}, normal, true, false, {padded_vocab(config), C}},
       {HEAD_W, "head.weight", {C, K}, normal, true, false, {C, Kp}},
       {HEAD_B, "head.bias", {K}, zero, false, false, {Kp}},
   };
@@ -148,12 +155,16 @@ class Gpt2 final : public Model {
       : config_(config),
         facts_(std::move(facts)),
         gate_(config.attention.gate),
+        rms_(config.model.norm == Norm::rmsnorm),
+        mlp_(config.model.mlp),
+        output_(config.model.tied ? WTE : LM_HEAD),
         comm_(comm),
         stream(new_stream()),
         store_(parameter_layout(config, comm.size(), training), std::is_same_v<Real, bf16>, comm, stream) {
     const Config::Model& m = config.model;
-    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, KD = m.kv_width(),
-    W = m.qkv_width(), F = m.mlp_width(), V = m.vocab, Vp = padded_vocab(config), K = m.head.outputs, Kp = padded_outputs(config);
+    L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, KD = m.kv_width(), QKV = m.qkv_width(),
+    F = m.mlp_width(), W = m.mlp_columns(), V = m.vocab, Vp = padded_vocab(config), K = m.head.outputs,
+    Kp = padded_outputs(config);
     MemoryPlan plan;
     store_.plan(plan, training);
     b.plan(plan, config, config.batch.micro, eval_rows, eval_length, training);
@@ -205,7 +216,7 @@ class Gpt2 final : public Model {
     return {a.qkv + 3 * A + a.columns.Z, a.columns.Q};
   }
   Matrix<Real> dlogits_of(Real* dqkv, const Layer& a) const { return {dqkv + 3 * A + a.columns.Z, a.columns.Q}; }
-  // The product's row, which is attention's unless heads share keys and values; its q, k, v columns are W.
+  // The product's row, which is attention's unless heads share keys and values.
   Real* product_of(Real* qkv, Activations<Real>& act) const { return act.narrow ? act.narrow : qkv; }
   Matrix<Real> part_of(Real* product, const Layer& a, int part) const {
     return {product + (part == 0 ? 0 : A + (part - 1) * KD), a.columns.P};
@@ -226,6 +237,8 @@ class Gpt2 final : public Model {
       call.learned[n] = weight(Parameter(SCORE + n), l), call.dlearned[n] = gradient(Parameter(SCORE + n), l);
     return call;
   }
+  bool product_makes_gelu() const { return mlp_ == Mlp::gelu && config_.model.bias; }
+  void activate_mlp(Layer& a, int N);
   void upload(Activations<Real>& act, const int* inputs, const Targets& targets, int N);
   void gate_qkv(Real* product, Layer& a, int N);
   const Real* finished(const Layer& a, Activations<Real>& act, int l, int B, int T, bool with_gate = true);
@@ -247,10 +260,13 @@ class Gpt2 final : public Model {
   const char* family_ = nullptr;
   int counted_ = INT_MAX;  // sequences whose tiles are counted
   GateSettings gate_;                  // of the layers that have one
+  bool rms_;                           // RMSNorm in place of layernorm
+  Mlp mlp_;
+  Parameter output_;                   // the output layer [Vp, C]
   Comm& comm_;
   cudaStream_t stream;
   ParameterStore store_;
-  int L, C, H, D, A, KD, W, F, V, Vp, K, Kp;  // KD: channels of keys, W = A + 2KD
+  int L, C, H, D, A, KD, QKV, F, W, V, Vp, K, Kp;  // KD: channels of keys, QKV = A + 2KD
   Buffers<Real> b{};
   DeviceBlock memory_;
   struct Staging { int* words; cudaEvent_t copied; } staging_[2];  // pinned: a copy overlaps the micro step before it
@@ -306,7 +322,7 @@ void Gpt2<Real>::gate_qkv(Real* product, Layer& a, int N) {
   int width = gated_part(a) ? KD : A;
   CUDA_CHECK(cudaMemcpy2DAsync(a.ungated, width * sizeof(Real), x, P * sizeof(Real), width * sizeof(Real), N,
                                cudaMemcpyDeviceToDevice, stream));
-  gate_forward<Real>({x, P}, {a.ungated, width}, {product + W + a.columns.Z, P}, gate_, N, width / D, D, stream);
+  gate_forward<Real>({x, P}, {a.ungated, width}, {product + QKV + a.columns.Z, P}, gate_, N, width / D, D, stream);
 }
 
 // The input of attention's projection: its output after the operation, the norm and, with_gate, the gate at sdpa.
@@ -320,13 +336,21 @@ const Real* Gpt2<Real>::finished(const Layer& a, Activations<Real>& act, int l, 
   return gates ? act.finished : x;
 }
 
+// a.gelu = the MLP's function of a.fc.
+template <class Real>
+void Gpt2<Real>::activate_mlp(Layer& a, int N) {
+  if (mlp_ == Mlp::gelu) gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
+  if (mlp_ == Mlp::relu2) relu2_forward(a.gelu, a.fc, size_t(N) * F, stream);
+  if (mlp_ == Mlp::swiglu) swiglu_forward(a.gelu, a.fc, N, F, stream);
+}
+
 // From a.x, all activations of a layer that the backward pass reads: steps 1 to 10. Step 11 is in forward(). With
 // recompute = block the backward pass runs this again.
 template <class Real>
 void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, int B, int T, bool training) {
   int N = B * T;
   // 1  ln1 = the layernorm of x
-  layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream);
+  layernorm_forward(a.ln1, a.mean1, a.rstd1, a.x, weight(LN1_W, l), weight(LN1_B, l), N, C, stream, rms_);
   // 2  queries, keys, values and the gate's logits
   Real* product = product_of(a.qkv, act);
   matmul<Real, Real>({.d = product, .a = a.ln1, .b = weight(QKV_W, l), .m = N, .n = a.columns.P, .k = C,
@@ -350,10 +374,13 @@ void Gpt2<Real>::compute_activations(Layer& a, Activations<Real>& act, int l, in
   // 8  the gate, if it acts on the projection (output): mid = x + gated projection
   if (gate_follows) gate_forward<Real>({a.mid, C}, {a.ungated, C}, logits_of(a), gate_, N, 1, C, stream, {a.x, C});
   // 9  ln2 = the layernorm of mid
-  layernorm_forward(a.ln2, a.mean2, a.rstd2, a.mid, weight(LN2_W, l), weight(LN2_B, l), N, C, stream);
-  // 10  the MLP's hidden layer: fc, gelu = GELU(fc)
-  matmul<Real, Real>({.d = a.gelu, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = F, .k = C,
-                      .epilogue = Epilogue::bias_gelu, .bias = weight(FC_B, l), .aux = a.fc}, stream);
+  layernorm_forward(a.ln2, a.mean2, a.rstd2, a.mid, weight(LN2_W, l), weight(LN2_B, l), N, C, stream, rms_);
+  // 10  the MLP's hidden layer: fc, gelu = GELU(fc), or another function of it
+  bool fused = product_makes_gelu();
+  matmul<Real, Real>({.d = fused ? a.gelu : a.fc, .a = a.ln2, .b = weight(FC_W, l), .m = N, .n = W, .k = C,
+                      .epilogue = fused ? Epilogue::bias_gelu : Epilogue::bias, .bias = weight(FC_B, l),
+                      .aux = fused ? a.fc : nullptr}, stream);
+  if (!fused) activate_mlp(a, N);
 }
 
 // act.lnf = the whole network up to the final layernorm, from act.inputs. classify() makes the logits.
@@ -372,29 +399,31 @@ void Gpt2<Real>::forward(Activations<Real>& act, int B, int T, bool training,
                         .c = a.mid}, stream);
     if (after_layer) after_layer(l);
   }
-  layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream);
+  layernorm_forward(act.lnf, act.meanf, act.rstdf, act.x_final, weight(LNF_W), weight(LNF_B), N, C, stream, rms_);
 }
 
 // act.losses = cross-entropy of every row, times its weight. With dloss != 0 also the backward pass of the output
-// layer, because each chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of wte +=, both of dloss x
-// the sum of the losses.
+// layer, because each chunk of logits overwrites the one before: b.dnorm = d lnf, gradient of output_ +=, both of dloss
+// x the sum of the losses.
 template <class Real>
 void Gpt2<Real>::classify(Activations<Real>& act, int N, float dloss) {
   if (K) return regress(act, act.values, N, dloss);
+  float cap = float(config_.model.logit_cap);
   for (int row = 0; row < N; row += act.logit_rows) {
     int n = std::min(act.logit_rows, N - row);
     Real* x = act.lnf + size_t(row) * C;
-    matmul<Real, Real>({.d = act.logits, .a = x, .b = weight(WTE), .m = n, .n = Vp, .k = C, .trans_b = true}, stream);
+    matmul<Real, Real>(
+        {.d = act.logits, .a = x, .b = weight(output_), .m = n, .n = Vp, .k = C, .trans_b = true}, stream);
     if (dloss == 0) {
-      token_losses(act.losses + row, act.above + row, act.logits, act.targets + row, n, V, Vp, stream);
+      token_losses(act.losses + row, act.above + row, act.logits, act.targets + row, n, V, Vp, stream, cap);
       continue;
     }
     cross_entropy(act.losses + row, act.logits, act.targets + row, dloss, n, V, Vp, stream,
-                  row_weights_ ? row_weights_ + row : nullptr);
+                  row_weights_ ? row_weights_ + row : nullptr, cap);
     matmul<Real, Real>(
-        {.d = b.dnorm + size_t(row) * C, .a = act.logits, .b = weight(WTE), .m = n, .n = C, .k = Vp}, stream);
+        {.d = b.dnorm + size_t(row) * C, .a = act.logits, .b = weight(output_), .m = n, .n = C, .k = Vp}, stream);
     matmul<Real, float>(
-        {.d = gradient(WTE), .a = act.logits, .b = x, .m = Vp, .n = C, .k = n, .trans_a = true, .beta = 1}, stream);
+        {.d = gradient(output_), .a = act.logits, .b = x, .m = Vp, .n = C, .k = n, .trans_a = true, .beta = 1}, stream);
   }
 }
 
@@ -417,7 +446,7 @@ void Gpt2<Real>::gate_qkv_backward(Real* dproduct, const Layer& a, int N) {
   if (gated_part(a) < 0) return;
   auto [dx, P] = part_of(dproduct, a, gated_part(a));
   int Z = a.columns.Z, width = gated_part(a) ? KD : A;
-  gate_backward<Real>({dx, P}, {dproduct + W + Z, P}, P - W - Z, {dx, P}, {a.ungated, width}, logits_of(a), gate_, N,
+  gate_backward<Real>({dx, P}, {dproduct + QKV + Z, P}, P - QKV - Z, {dx, P}, {a.ungated, width}, logits_of(a), gate_, N,
                       width / D, D, stream);
 }
 
@@ -438,22 +467,26 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   int N = B * T;
   zero(b.dx, size_t(N) * C, stream);
   layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), gradient(MLP_PROJ_B, L - 1), b.dnorm, act.x_final,
-                     act.meanf, act.rstdf, weight(LNF_W), b.workspace, N, C, stream);
+                     act.meanf, act.rstdf, weight(LNF_W), b.workspace, N, C, stream, rms_);
   for (int l = L - 1; l >= 0; l--) {
     Layer& a = act.layers[l];
     auto [Z, G, Q, P] = a.columns;
     if (config_.train.recompute == Recompute::block) compute_activations(a, act, l, B, T, true);
-    else if (config_.train.recompute == Recompute::gelu) gelu_forward(a.gelu, a.fc, size_t(N) * F, stream);
+    else if (config_.train.recompute == Recompute::gelu) activate_mlp(a, N);
     Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
-    // 11 and GELU: dx is the gradient of a sum, so of both its terms
-    linear_backward(dfc, b.dx, a.gelu, MLP_PROJ_W, l, N, F, C, a.fc);
+    // 11 and GELU: dx is the gradient of a sum, so of both its terms. Another function's follows: a.gelu = that of its
+    //          output, in place
+    bool gelu = mlp_ == Mlp::gelu;
+    linear_backward(gelu ? dfc : a.gelu, b.dx, a.gelu, MLP_PROJ_W, l, N, F, C, gelu ? a.fc : nullptr);
+    if (mlp_ == Mlp::relu2) relu2_backward(dfc, a.gelu, a.fc, size_t(N) * F, stream);
+    if (mlp_ == Mlp::swiglu) swiglu_backward(dfc, a.gelu, a.fc, N, F, stream);
     // 10  the MLP's hidden layer
-    linear_bias_backward<Real>(gradient(FC_B, l), dfc, b.workspace, N, F, F, stream);
-    linear_backward(dln, dfc, a.ln2, FC_W, l, N, C, F);
+    linear_bias_backward<Real>(gradient(FC_B, l), dfc, b.workspace, N, W, W, stream);
+    linear_backward(dln, dfc, a.ln2, FC_W, l, N, C, W);
     // 9  dx += the MLP's part; dx is now the gradient of mid, a sum as well
     bool gate_follows = gated(a, GatePosition::output);
     layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), gate_follows ? nullptr : gradient(ATT_PROJ_B, l),
-                       dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace, N, C, stream);
+                       dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace, N, C, stream, rms_);
     // 8  the gate at the output; its logits are columns 3A+Z.. of qkv, so their gradients are columns 3A+Z.. of dqkv
     Matrix<Real> dlogits = dlogits_of(dqkv, a);
     Real* dprojected = b.dx;
@@ -473,7 +506,8 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
                           logits_of(a), gate_, N, H, D, stream);
     if (call.settings.changes_output()) output_backward(b.datt, b.along, a.att, a.qkv, call);
     // 5 and 4  attention; rotation, norms, scale; the bias, whose logits' gradients are columns 3A .. 3A+Z of dqkv
-    if (gated_part(a) < 0 && !b.along && !act.narrow) call.dqkv_sums = gradient(QKV_B, l);  // else dqkv changes below
+    bool changes = gated_part(a) >= 0 || b.along || act.narrow;  // dqkv, below
+    if (!changes && config_.model.bias) call.dqkv_sums = gradient(QKV_B, l);
     attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, call, true);
     output_backward_values(dqkv, b.datt, b.along, a.att, a.qkv, call);
     position_bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, call);
@@ -482,15 +516,16 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
     if (dproduct != dqkv) add_repeated_heads(dproduct, dqkv, grouped_rows(a, N), stream);
     gate_qkv_backward(dproduct, a, N);
     // 2  queries, keys, values and the gate's logits
-    int biased = gradient(GATE_B, l) ? P : W + Z;  // a gate may have no bias: its columns must stay zero
-    int summed = call.dqkv_sums ? W : 0;
-    linear_bias_backward<Real>(gradient(QKV_B, l) + summed, dproduct + summed, b.workspace, N, biased - summed, P, stream);
+    int biased = gradient(GATE_B, l) ? P : QKV + Z;  // a gate may have no bias: its columns must stay zero
+    int summed = call.dqkv_sums || !config_.model.bias ? QKV : 0;  // those of q, k and v may have none
+    linear_bias_backward<Real>(gradient(QKV_B, l) ? gradient(QKV_B, l) + summed : nullptr, dproduct + summed,
+                               b.workspace, N, biased - summed, P, stream);
     linear_backward(dln, dproduct, a.ln1, QKV_W, l, N, C, P);
     if (G && gate_.input == GateInput::none)  // the columns of its logits have no weights: theirs stay zero
-      CUDA_CHECK(cudaMemset2DAsync(gradient(QKV_W, l) + W + Z, P * sizeof(float), 0, G * sizeof(float), C, stream));
+      CUDA_CHECK(cudaMemset2DAsync(gradient(QKV_W, l) + QKV + Z, P * sizeof(float), 0, G * sizeof(float), C, stream));
     // 1  dx += attention's part
     layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
-                       dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream);
+                       dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream, rms_);
     reduce_from(store_.layout().layer_begin[l]);
   }
   const int* positions = act.sorted_positions;
@@ -650,11 +685,12 @@ void Gpt2<Real>::row_logits(float* logits, const int* inputs, int B, int T, cons
   forward(act, B, T, false);
   std::vector<Real> values(V);
   for (int row : rows) {
-    matmul<Real, Real>({.d = act.logits, .a = act.lnf + size_t(row) * C, .b = weight(WTE), .m = 1, .n = Vp, .k = C,
+    matmul<Real, Real>({.d = act.logits, .a = act.lnf + size_t(row) * C, .b = weight(output_), .m = 1, .n = Vp, .k = C,
                         .trans_b = true}, stream);
     CUDA_CHECK(cudaMemcpyAsync(values.data(), act.logits, V * sizeof(Real), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    for (Real value : values) *logits++ = to_float(value);
+    float cap = float(config_.model.logit_cap);
+    for (Real value : values) *logits++ = cap > 0 ? cap * std::tanh(to_float(value) / cap) : to_float(value);
   }
 }
 

@@ -39,7 +39,7 @@ size_t linear_bias_backward_workspace(int N, int n) { return size_t(blocks_for(N
 
 template <class T>
 void linear_bias_backward(float* dbias, const T* dout, void* workspace, int N, int n, int ld, cudaStream_t stream) {
-  if (N == 0 || n == 0) return;
+  if (N == 0 || n == 0 || !dbias) return;
   constexpr int SIZE = Pack<T>::size;
   if (ld == 0) ld = n;
   int rows = chunk_rows(N);

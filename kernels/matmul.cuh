@@ -11,7 +11,7 @@
 
 enum class Epilogue {
   none,
-  bias,       // D = AB + bias
+  bias,       // D = AB + bias; without `bias` the same as none
   bias_gelu,  // aux = AB + bias (before GELU, kept for the backward; may be nullptr), D = gelu(AB + bias)
   dgelu,      // D = AB gelu'(aux)
 };
@@ -40,14 +40,14 @@ template <class TIn, class TOut> void check_matmul(Matmul<TIn, TOut>& p) {
   if (p.ldd == 0) p.ldd = p.n;
   if (p.lda == 0) p.lda = p.trans_a ? p.m : p.k;
   if (p.ldb == 0) p.ldb = p.trans_b ? p.k : p.n;
+  if (p.epilogue == Epilogue::bias && !p.bias) p.epilogue = Epilogue::none;
   bool plain = p.epilogue == Epilogue::none;
   bool contiguous = p.ldd == p.n && p.lda == (p.trans_a ? p.m : p.k) && p.ldb == (p.trans_b ? p.k : p.n);
   if (p.batch != 1 && (p.batch < 1 || !plain || !contiguous || p.beta != 0 || p.c))
     failure("matmul: a batch needs contiguous matrices and no more than their product");
   if (p.m < 0 || p.n < 0 || p.k < 1) failure("matmul: m, n, k = %d, %d, %d; need 0, 0, 1 or more", p.m, p.n, p.k);
   if (!plain && (p.beta != 0 || !std::is_same_v<TIn, TOut>)) failure("matmul: an epilogue needs beta 0 and one type");
-  if ((p.epilogue == Epilogue::bias || p.epilogue == Epilogue::bias_gelu) && !p.bias)
-    failure("matmul: this epilogue adds a bias; set `bias`");
+  if (p.epilogue == Epilogue::bias_gelu && !p.bias) failure("matmul: this epilogue adds a bias; set `bias`");
   if (p.c && (p.beta != 0 || (!plain && p.epilogue != Epilogue::bias)))
     failure("matmul: c needs beta 0 and epilogue none or bias");
   if (p.epilogue == Epilogue::dgelu && !p.aux) failure("matmul: set `aux`, the values before GELU");

@@ -24,9 +24,9 @@ template <class Real> struct LayerActivations {
   Real* ungated;  // [N, A], or [N, C] at the output projection: what the gate acts on, unless it is at sdpa
   Real* mid;      // [N, C]  the residual stream between attention and MLP
   Real* ln2;      // [N, C]
-  Real* fc;       // [N, F]  before GELU
-  Real* gelu;     // [N, F]
-  float *mean1, *rstd1, *mean2, *rstd2;  // [N]
+  Real* fc;       // [N, W]  before the MLP's function: W = F, or 2F with SwiGLU
+  Real* gelu;     // [N, F]  after it; the backward pass leaves the gradient here if it is not GELU
+  float *mean1, *rstd1, *mean2, *rstd2;  // [N]; no mean with RMSNorm
   float* qk_norms;                       // [N, 2, H] or nullptr
   float* att_stats;                      // [statistics, B, H, T]
   float* bias;                           // [bias_floats()] or nullptr
@@ -38,7 +38,7 @@ template <class Real> struct Activations {
   std::vector<LayerActivations<Real>> layers;
   Real* x_final;            // [N, C]  the residual stream that leaves the last layer
   Real* lnf;                // [N, C]
-  float *meanf, *rstdf;     // [N]
+  float *meanf, *rstdf;     // [N]; no mean with RMSNorm
   Real* narrow;             // [N, P]  a layer's product, or its gradient, where groups of heads share keys and values
   Real* finished;           // [N, A]  attention's output after its operation, norm and gate; recomputed by the backward
   Real* logits;             // [logit_rows, Vp]; nullptr with a regression head, and without one:
@@ -81,9 +81,10 @@ template <class Real> struct Activations {
     per_layer(&Layer::ln1, keep, all(N * C));
     per_layer(&Layer::mid, keep, all(N * C));
     per_layer(&Layer::ln2, keep, all(N * C));
-    per_layer(&Layer::mean1, keep, all(N));
+    size_t means = m.norm == Norm::rmsnorm ? 0 : N;
+    per_layer(&Layer::mean1, keep, all(means));
     per_layer(&Layer::rstd1, keep, all(N));
-    per_layer(&Layer::mean2, keep, all(N));
+    per_layer(&Layer::mean2, keep, all(means));
     per_layer(&Layer::rstd2, keep, all(N));
     per_layer(&Layer::qkv, keep, [&](int l) { return N * layers[l].columns.Q; });
     per_layer(&Layer::qk_norms, keep, all(config.attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads));
@@ -92,7 +93,7 @@ template <class Real> struct Activations {
     per_layer(&Layer::att_stats, keep,
               [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); });
     per_layer(&Layer::bias, keep, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; });
-    per_layer(&Layer::fc, keep, all(N * F));
+    per_layer(&Layer::fc, keep, all(N * m.mlp_columns()));
     per_layer(&Layer::gelu, keep_gelu, all(N * F));
     size_t widest = 0;
     for (const Layer& layer : layers) widest = std::max(widest, size_t(layer.columns.P));
@@ -101,7 +102,7 @@ template <class Real> struct Activations {
     for (const Layer& layer : layers) finishes |= gates_attention && layer.columns.G > 0;
     plan.add(&x_final, N * C, category);
     plan.add(&lnf, N * C, category);
-    plan.add(&meanf, N, category);
+    plan.add(&meanf, means, category);
     plan.add(&rstdf, N, category);
     plan.add(&finished, finishes ? N * A : 0, category);
     plan.add(&losses, N, category);
@@ -152,14 +153,14 @@ template <class Real> struct Buffers {
   Activations<Real> training, evaluation;
   Real* dx;         // [N, C]  gradient of the residual stream, carried from the last layer to the first
   Real* dnorm;      // [N, C]  gradient of a layernorm's output, or of the projection before a gate
-  Real* dwide;      // [N, max(Q, F)]
+  Real* dwide;      // [N, max(Q, W)]
   Real* datt;       // [N, A]
   float* along;     // [N, H], of output_backward(), or nullptr
   void* workspace;  // bytes
 
   void plan(MemoryPlan& plan, const Config& config, int micro, size_t eval_rows, int eval_length, bool train) {
     const Config::Model& m = config.model;
-    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width(), context = m.context;
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, W = m.mlp_columns(), context = m.context;
     bool rotates = m.position == Position::rope;
     plan.add(&rope, rotates ? std::max(context, size_t(eval_length)) * (m.head_dim / 2) : 0, "workspace");
     plan.add(&loss_sum, 1, "workspace");
@@ -181,13 +182,13 @@ template <class Real> struct Buffers {
       }
       plan.add(&dx, N * C, "activation gradients");
       plan.add(&dnorm, N * C, "activation gradients");
-      plan.add(&dwide, N * std::max(Q, F), "activation gradients");
+      plan.add(&dwide, N * std::max(Q, W), "activation gradients");
       plan.add(&datt, N * A, "activation gradients");
       bool exclusive = config.attention.output == OutputOperation::exclusive;
       plan.add(&along, exclusive ? N * m.heads : 0, "activation gradients");
       size_t workspace_bytes =
           std::max({embedding_backward_workspace(int(N), m.channels), layernorm_backward_workspace(int(N), m.channels),
-                    linear_bias_backward_workspace(int(N), int(std::max({Q, F, C, size_t(padded_outputs(config))}))),
+                    linear_bias_backward_workspace(int(N), int(std::max({Q, W, C, size_t(padded_outputs(config))}))),
                     attention_bytes});
       plan.add(reinterpret_cast<char**>(&workspace), workspace_bytes, "workspace");
       plan.rewind(shared);

@@ -52,7 +52,7 @@ ParameterLayout::ParameterLayout(const std::function<std::vector<ParameterRow>(i
       total += (elements(in_memory) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
     offsets[row.id][l] = tensor.offset;
-    tensors.push_back(tensor);
+    if (!row.fixed) tensors.push_back(tensor);
     latest[row.id] = tensor;
   };
   auto first = std::ranges::find(first_layer, true, &ParameterRow::per_layer);

@@ -39,6 +39,7 @@ struct ParameterRow {
   Parameter continues = NOTHING;   // its rows lie in the padding of that parameter's: one matrix for one product
   bool by_head = false;            // a number for each head, which reports show as what the heads learned
   std::vector<int> matrices = {};  // columns of each of those, side by side, that Muon may update
+  bool fixed = false;              // stays zero, in memory alone: others lie in its padding
 };
 
 // One parameter of the model. Names, shapes and layouts are Hugging Face's GPT-2: a matrix is [inputs, outputs].

@@ -46,6 +46,10 @@ static void complete(Config& c) {
   if (m.heads % m.kv_heads != 0)
     refuse(source_of(c, {"model.heads", "model.kv_heads"}),
            "model.kv_heads = %d does not divide model.heads = %d; use a divisor of it", m.kv_heads, m.heads);
+  if (m.mlp == Mlp::swiglu && !c.origins.contains("model.mlp_ratio")) {
+    m.mlp_ratio = double((8 * m.channels + 3 * 64 - 1) / (3 * 64) * 64) / m.channels;
+    c.origins["model.mlp_ratio"] = "8/3 of model.channels, up to a multiple of 64";
+  }
   if (c.train.tokens > 0) {
     if (c.origins.contains("train.steps"))
       refuse(source_of(c, {"train.steps", "train.tokens"}),
@@ -77,6 +81,10 @@ struct Rule {
 
 // clang-format off
 static const Rule RULES[] = {
+  {"model.logit_cap", {}, [](const Config& c) -> std::string {
+     if (c.model.logit_cap == 0 || c.model.logit_cap >= 1e-3) return "";
+     return "leaves logits no room; use a larger one, such as 15 or 30, or 0 for none";
+   }},
   {"model.channels", {}, [](const Config& c) -> std::string {
      return c.model.channels % 8 == 0 ? "" : "must be a multiple of 8";
    }},

@@ -23,6 +23,12 @@ enum class InitMissing { make, refuse };
 inline constexpr const char* init_missing_names[] = {"make", "refuse"};
 enum class Position { rope, learned, none };
 inline constexpr const char* position_names[] = {"rope", "learned", "none"};
+enum class Norm { layernorm, rmsnorm };
+inline constexpr const char* norm_names[] = {"layernorm", "rmsnorm"};
+enum class Mlp { gelu, relu2, swiglu };
+inline constexpr const char* mlp_names[] = {"gelu", "relu2", "swiglu"};
+enum class ResidualInit { scaled, zero };
+inline constexpr const char* residual_init_names[] = {"scaled", "zero"};
 enum class Schedule { cosine, linear, wsd, constant };
 inline constexpr const char* schedule_names[] = {"cosine", "linear", "wsd", "constant"};
 enum class Matrices { adamw, muon };
@@ -67,17 +73,24 @@ struct Config {
     int head_dim = 0;  // auto: channels / heads (never 0 after loading)
     int context = 1024;
     int vocab = 50257;
-    double mlp_ratio = 4.0;
+    Mlp mlp = Mlp::gelu;
+    double mlp_ratio = 4.0;  // with swiglu, if it is not given: of 8/3 channels, rounded up to a multiple of 64
     Position position = Position::rope;
     double rope_base = 10000;
     double rope_fraction = 1;  // p-RoPE
+    Norm norm = Norm::layernorm;
+    bool bias = true;
+    bool tied = true;
     double init_std = 0.02;
+    ResidualInit residual_init = ResidualInit::scaled;
+    double logit_cap = 0;  // 0 = none
     struct Head {
       int outputs = 0;  // K; 0 = the output layer of a language model
     } head;
     int kv_width() const { return kv_heads * head_dim; }                 // of keys, and of values
     int qkv_width() const { return heads * head_dim + 2 * kv_width(); }  // what one token's product makes of them
     int mlp_width() const { return int(std::lround(mlp_ratio * channels)); }
+    int mlp_columns() const { return mlp_width() * (mlp == Mlp::swiglu ? 2 : 1); }  // of its first product
   } model;
 
   std::string variant = "softmax";  // attention.variant: sets the attention keys that are not given themselves

@@ -128,8 +128,8 @@ std::string attention_text(const Config& config) {
 }
 
 std::vector<ChangedSetting> changed_model(const Config& before, const Config& now) {
-  std::set<std::string> same = {"attention.variant", "attention.family", "attention.prune",
-                                "attention.gate.weight_init", "attention.gate.bias_init"};
+  std::set<std::string> same = {"attention.variant",          "attention.family",         "attention.prune",
+                                "attention.gate.weight_init", "attention.gate.bias_init", "model.residual_init"};
   for (const KindRow& kind : kind_rows())
     for (const LearnedNumber& number : kind.learned) same.insert(format("attention.%s_init", number.name));
   std::set<std::string> was_idle = idle_keys(before);

@@ -35,7 +35,9 @@ double attention_flops_per_token(const Config& config, const std::vector<int>& d
 static double products_flops_per_token(const Config& config, bool logits) {
   const Config::Model& m = config.model;
   double parameters = double(parameter_count(config));
-  if (m.head.outputs || !logits) parameters -= double(m.vocab) * m.channels;  // wte makes none
+  double outputs = double(m.vocab) * m.channels;
+  if (m.head.outputs || !m.tied) parameters -= outputs;  // wte makes no logits
+  if (!m.head.outputs && !logits) parameters -= outputs;
   return 6.0 * parameters;
 }
 

@@ -27,7 +27,7 @@ static Groups groups_of(const std::vector<Tensor>& tensors, const Config::Model&
         block.offset += block.columns;
       }
     } else {
-      bool own = module == "wte" || module == "wpe" || module.find(".c_") != std::string::npos;
+      bool own = module == "wte" || module == "wpe" || module == "lm_head" || module.find(".c_") != std::string::npos;
       add(groups, layer + (own ? module : module.starts_with("ln_") ? "layernorm" : "other"), block);
     }
   }

@@ -1,6 +1,6 @@
 // log.groups_every: norms by group of parameters. In each layer the groups are layernorm, attn.q, attn.k, attn.v,
 // attn.c_gate, attn.c_proj, mlp.c_fc, mlp.c_proj and other (learned numbers of attention), with their biases; outside
-// the layers wte, wpe and layernorm.
+// the layers wte, wpe, lm_head and layernorm.
 #pragma once
 #include "checkpoint/metrics.h"
 #include "train_gpt2.h"

@@ -15,6 +15,7 @@
 #include "kernels/grad_norm.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/linear_bias.cuh"
+#include "kernels/mlp.cuh"
 #include "kernels/reduce.cuh"
 
 struct Model {
@@ -138,6 +139,8 @@ template <class T> static void measure(const Model& m) {
   line("layernorm_backward", 4 * NC * s, 0,
        [&] { layernorm_backward<T>(z, dgamma, dbeta, dbias, y, x, mean, rstd, gamma, workspace, N, C, stream); });
   line("gelu_forward", 2.0 * N * F * s, 0, [&] { gelu_forward<T>(wide2, wide, NF, stream); });
+  line("swiglu_forward, F / 2", 1.5 * N * F * s, 0, [&] { swiglu_forward<T>(wide2, wide, N, F / 2, stream); });
+  line("swiglu_backward, F / 2", 2.5 * N * F * s, 0, [&] { swiglu_backward<T>(wide2, wide, wide, N, F / 2, stream); });
   line("bias_backward [N, F]", double(N) * F * s, 0,
        [&] { linear_bias_backward<T>(dgamma, wide, workspace, N, F, 0, stream); });
   line("bias_backward [N, 3 C]", 3 * NC * s, 0,

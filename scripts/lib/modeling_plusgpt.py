@@ -1,11 +1,11 @@
-"""GPT-2 with every kind of attention that plusgpt trains, for Hugging Face transformers.
+"""GPT-2 with every kind of attention and every block that plusgpt trains, for Hugging Face transformers.
 
     model = AutoModelForCausalLM.from_pretrained("runs/NAME/step_00001000", trust_remote_code=True)
 
-./train writes this file into each checkpoint that transformers' own GPT-2 cannot open. It puts plainness before speed:
-it holds all T x T weights of attention, and keeps nothing from one generated token to the next. config.json has the
-sizes under GPT-2's names, and what GPT-2 lacks in its object "plusgpt". Rotations are those of training:
-eval.rope_scaling belongs to evaluations and is not in a checkpoint.
+./train writes this file into each checkpoint that transformers' own GPT-2 and Llama cannot open. It puts plainness
+before speed: it holds all T x T weights of attention, and keeps nothing from one generated token to the next.
+config.json has the sizes under GPT-2's names, and what GPT-2 lacks in its object "plusgpt". Rotations are those of
+training: eval.rope_scaling belongs to evaluations and is not in a checkpoint.
 
 Legend: B batch, T time, C channels, H heads, D head dimension, A = H D; row i = 1..T of a T x T matrix sees keys 1..i.
 With attention.documents = "separate" all this counts from where a row's document begins: `starts` [B, T], from 0.
@@ -56,6 +56,33 @@ class Projection(nn.Module):
       return self.bias.expand(*x.shape[:-1], -1)
     y = x @ self.weight
     return y if self.bias is None else y + self.bias
+
+
+class Norm(nn.Module):
+  """LayerNorm, or RMSNorm, which takes no mean away and has no shift."""
+
+  def __init__(self, config):
+    super().__init__()
+    model, C = config.plusgpt["model"], config.n_embd
+    self.rms, self.eps = model.get("norm") == "rmsnorm", config.layer_norm_epsilon
+    self.weight = nn.Parameter(torch.ones(C))
+    self.bias = nn.Parameter(torch.zeros(C)) if model.get("bias", True) and not self.rms else None
+
+  def forward(self, x):
+    if self.rms:
+      return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+    return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def residual_projection(config, inputs):
+  """A product that adds to the residual stream."""
+  model = config.plusgpt["model"]
+  std = 0.0 if model.get("residual_init") == "zero" else config.initializer_range / math.sqrt(2 * config.n_layer)
+  return Projection(inputs, config.n_embd, std, bias_of(config))
+
+
+def bias_of(config):
+  return 0.0 if config.plusgpt["model"].get("bias", True) else None
 
 
 def rotated(x, base, fraction=1):
@@ -203,8 +230,8 @@ class Attention(nn.Module):
     A, self.group = H * D, H // K  # heads that share a head of keys and values
     self.context, self.heads, self.parts = config.n_positions, H, (A, K * D, K * D)
     std = config.initializer_range
-    self.c_attn = Projection(C, sum(self.parts), std)
-    self.c_proj = Projection(A, C, std / math.sqrt(2 * config.n_layer))
+    self.c_attn = Projection(C, sum(self.parts), std, bias_of(config))
+    self.c_proj = residual_projection(config, A)
     if self.settings.bias in ("fox", "cable"):
       self.c_decay = Projection(C, H, std)
     if self.gate.activation != "none":
@@ -258,20 +285,25 @@ class Attention(nn.Module):
 class MLP(nn.Module):
   def __init__(self, config):
     super().__init__()
-    std = config.initializer_range
-    self.c_fc = Projection(config.n_embd, config.n_inner, std)
-    self.c_proj = Projection(config.n_inner, config.n_embd, std / math.sqrt(2 * config.n_layer))
+    self.function = config.plusgpt["model"].get("mlp", "gelu")
+    columns = config.n_inner * (2 if self.function == "swiglu" else 1)
+    self.c_fc = Projection(config.n_embd, columns, config.initializer_range, bias_of(config))
+    self.c_proj = residual_projection(config, config.n_inner)
 
   def forward(self, x):
-    return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+    y = self.c_fc(x)
+    if self.function == "swiglu":
+      gate, up = y.chunk(2, -1)
+      return self.c_proj(F.silu(gate) * up)
+    return self.c_proj(F.relu(y).square() if self.function == "relu2" else F.gelu(y, approximate="tanh"))
 
 
 class Block(nn.Module):
   def __init__(self, config, layer):
     super().__init__()
-    self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+    self.ln_1 = Norm(config)
     self.attn = Attention(config, layer)
-    self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+    self.ln_2 = Norm(config)
     self.mlp = MLP(config)
 
   def forward(self, x, starts=None):
@@ -296,8 +328,13 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
       self.wpe = nn.Embedding(config.n_positions, C)
       nn.init.normal_(self.wpe.weight, std=config.initializer_range)
     self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-    self.ln_f = nn.LayerNorm(C, eps=config.layer_norm_epsilon)
-    outputs = config.plusgpt["model"].get("head", {}).get("outputs", 0)
+    self.ln_f = Norm(config)
+    model = config.plusgpt["model"]
+    outputs, self.logit_cap = model.get("head", {}).get("outputs", 0), model.get("logit_cap", 0)
+    self.lm_head = None
+    if not model.get("tied", True) and not outputs:
+      self.lm_head = nn.Linear(C, config.vocab_size, bias=False)
+      nn.init.normal_(self.lm_head.weight, std=config.initializer_range)
     self.head = Projection(C, outputs, config.initializer_range) if outputs else None
     self.loss_type = None if outputs else "ForCausalLM"  # the Trainer counts labels[:, 1:], which have predictions
     self.post_init()
@@ -359,7 +396,9 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
       attentions += (P,) if output_attentions else ()
       del P  # unless it was asked for, the next layer needs its memory
     x = self.ln_f(x)
-    logits = x @ self.wte.weight.T if self.head is None else self.head(x)
+    logits = x @ (self.lm_head or self.wte).weight.T if self.head is None else self.head(x)
+    if self.logit_cap and self.head is None:
+      logits = self.logit_cap * torch.tanh(logits / self.logit_cap)
     loss = None
     if labels is not None:
       if self.head is not None:

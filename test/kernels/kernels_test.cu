@@ -10,7 +10,6 @@
 #include "kernels/cross_entropy.cuh"
 #include "kernels/elementwise.cuh"
 #include "kernels/embedding.cuh"
-#include "kernels/gelu.cuh"
 #include "kernels/grad_norm.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/linear_bias.cuh"
@@ -145,8 +144,8 @@ template <class T> struct LayernormInputs {
       : x(random_normal<T>(size_t(N) * C, seed, 2, offset)),
         gamma(random_normal<T>(C, seed + 2, 0.3f, 1)),
         beta(random_normal<T>(C, seed + 3)) {}
-  template <class P> RefLayernorm<P> reference(int N, int C) const {
-    return ref_layernorm<P>(widen<P>(x), widen<P>(gamma), widen<P>(beta), N, C);
+  template <class P> RefLayernorm<P> reference(int N, int C, bool rms = false) const {
+    return ref_layernorm<P>(widen<P>(x), widen<P>(gamma), rms ? Reals<P>() : widen<P>(beta), N, C, rms);
   }
 };
 
@@ -209,66 +208,57 @@ TYPED_TEST(KernelTest, LayernormBackward) {
   }
 }
 
-// ---- elementwise: GELU, conversions. A view that begins one element into an array is not
-// 16-byte aligned.
-
-// gelu_grad, which the epilogues of products call, as a kernel.
-struct GeluBackward {
-  __device__ float operator()(float dout, float x) const { return dout * gelu_grad(x); }
-};
-template <class T> static void gelu_backward(T* dx, const T* dout, const T* x, size_t n) {
-  elementwise(GeluBackward(), dx, n, nullptr, dout, x);
+TYPED_TEST(KernelTest, LayernormWithoutBeta) {
+  using T = TypeParam;
+  for (RowShape shape : {RowShape{3, 8}, RowShape{130, 136}, RowShape{300, 768}, RowShape{70, 2056}}) {
+    int N = shape.N, C = shape.C;
+    LayernormInputs<T> in(N, C, 0.5f, 1);
+    DeviceArray<T> with(size_t(N) * C), without(size_t(N) * C), x(in.x), gamma(in.gamma);
+    DeviceArray<T> zeros(std::vector<T>(C, from_float<T>(0)));
+    layernorm_forward<T>(with, nullptr, nullptr, x, gamma, zeros, N, C, nullptr);
+    layernorm_forward<T>(without, nullptr, nullptr, x, gamma, nullptr, N, C, nullptr);
+    expect_same_bits("layernorm_forward without beta", without.download(), with.download());
+  }
 }
+
+TYPED_TEST(KernelTest, RmsNorm) {
+  using T = TypeParam;
+  for (RowShape shape : layernorm_shapes()) {
+    int N = shape.N, C = shape.C;
+    Kernel<T> kernel("rmsnorm", {N, C}, {{"out", u<T>}, {"rstd", u32}, {"dx", u<T>}, {"dgamma", u32}, {"dbias", u32}});
+    for (unsigned seed : Pool::seeds(C)) {
+      LayernormInputs<T> in(N, C, 0.5f, seed);
+      auto statistics = in.template reference<Naive<float>>(N, C, true);
+      auto dx0 = random_normal<T>(size_t(N) * C, seed + 5), dout0 = random_normal<T>(size_t(N) * C, seed + 6);
+      auto dgamma0 = random_normal<float>(C, seed + 7), dbias0 = random_normal<float>(C, seed + 9);
+      kernel.check(
+          [&] {
+            DeviceArray<T> out(size_t(N) * C), again(size_t(N) * C), dx(dx0), dout(dout0), x(in.x), gamma(in.gamma);
+            DeviceArray<float> rstd(N), dgamma(dgamma0), dbias(dbias0), given(statistics.rstd);
+            DeviceArray<char> workspace(layernorm_backward_workspace(N, C));
+            layernorm_forward<T>(out, nullptr, rstd, x, gamma, nullptr, N, C, nullptr, true);
+            layernorm_forward<T>(again, nullptr, nullptr, x, gamma, nullptr, N, C, nullptr, true);
+            expect_same_bits("rmsnorm without statistics", out.download(), again.download());
+            layernorm_backward<T>(dx, dgamma, nullptr, dbias, dout, x, nullptr, given, gamma, workspace, N, C, nullptr,
+                                  true);
+            return outputs(out, rstd, dx, dgamma, dbias);
+          },
+          [&]<class P>(P) {
+            auto forward = in.template reference<P>(N, C, true);
+            auto dx = widen<P>(dx0), dgamma = widen<P>(dgamma0), dbias = widen<P>(dbias0);
+            Reals<P> no_beta(C, 0);
+            ref_layernorm_backward<P>(dx, dgamma, no_beta, widen<P>(dout0), widen<P>(in.x), widen<P>(statistics.mean),
+                                      widen<P>(statistics.rstd), widen<P>(in.gamma), N, C, true);
+            ref_bias_backward<P>(dbias, dx, N, C, C);
+            return std::vector<Reals<P>>{forward.out, forward.rstd, dx, dgamma, dbias};
+          });
+    }
+  }
+}
+
+// ---- conversions. A view that begins one element into an array is not 16-byte aligned.
 
 static const size_t lengths[] = {5, 8, 9, 1000, 4099};
-
-TYPED_TEST(KernelTest, Gelu) {
-  using T = TypeParam;
-  struct {
-    float mean, scale;
-  } inputs[] = {{0, 1.5f}, {-5, 0.05f}, {0, 1e-3f}, {0, 1e4f}};  // around 0; the left tail, tiny values; far out
-  for (auto input : inputs)
-    for (size_t n : lengths)
-      for (size_t shift : {0, 1}) {
-        Kernel<T> kernel("gelu", {long(n), long(shift), long(input.mean)}, {{"forward", u<T>}, {"backward", u<T>}});
-        for (unsigned seed : Pool::seeds((n + 3) / 4)) {
-          auto x0 = random_normal<T>(n + shift, seed, input.scale, input.mean), dout = random_normal<T>(n, seed + 1);
-          kernel.check(
-              [&] {
-                DeviceArray<T> x(x0), out(n), dx(n), in_place(dout);
-                gelu_forward<T>(out, x + shift, n, nullptr);
-                gelu_backward<T>(dx, DeviceArray<T>(dout), x + shift, n);
-                gelu_backward<T>(in_place, in_place, x + shift, n);
-                expect_same_bits("gelu_backward in place", in_place.download(), dx.download());
-                return outputs(out, dx);
-              },
-              [&]<class P>(P) {
-                Reals<P> x = without_first(widen<P>(x0), shift), y(n), dx = widen<P>(dout);
-                for (size_t i = 0; i < n; i++) {
-                  y[i] = ref_gelu<P>(x[i]);
-                  dx[i] = P::round(dx[i] * ref_gelu_grad<P>(x[i]));
-                }
-                return std::vector<Reals<P>>{y, dx};
-              });
-        }
-      }
-}
-
-TYPED_TEST(KernelTest, GeluFarOut) {
-  using T = TypeParam;
-  std::vector<T> x, ones(8, from_float<T>(1));
-  for (float v : {0.0f, 1e6f, -1e6f, 1e20f, -1e20f, 3e38f, -3e38f, NAN}) x.push_back(from_float<T>(v));
-  DeviceArray<T> input(x), out(8), dx(8);
-  gelu_forward<T>(out, input, 8, nullptr);
-  gelu_backward<T>(dx, DeviceArray<T>(ones), input, 8);
-  for (int i = 0; i < 7; i++) {
-    double v = as_double(x[i]);
-    EXPECT_EQ(as_double(out.download()[i]), std::max(v, 0.0)) << v;
-    EXPECT_NEAR(as_double(dx.download()[i]), v == 0 ? 0.5 : v > 0, 1e-30) << v;
-  }
-  EXPECT_TRUE(std::isnan(as_double(out.download()[7])));
-  EXPECT_TRUE(std::isnan(as_double(dx.download()[7])));
-}
 
 template <class TOut, class TIn> static void test_convert() {
   for (size_t n : lengths)
@@ -355,13 +345,15 @@ TYPED_TEST(KernelTest, CrossEntropy) {
                 {113, 256, 256}, {5, 250, 256},     {3, 1000, 1024},
                 {2, 4097, 4224}, {3, 50257, 50304}, {rows_that_loop(16), 30, 32}};
   for (auto shape : shapes)
-    for (auto logit : {std::pair(2.0f, 0.0f), std::pair(30.0f, -500.0f), std::pair(0.0f, 1.0f)}) {  // scale and mean
+    for (auto logit : {std::tuple(2.0f, 0.0f, 0.0f), std::tuple(30.0f, -500.0f, 0.0f), std::tuple(0.0f, 1.0f, 0.0f),
+                       std::tuple(4.0f, 0.5f, 5.0f)}) {  // scale, mean and cap
       int n = shape.n, V = shape.V, Vp = shape.Vp;
+      auto [scale, mean, cap] = logit;
       float dloss = 1.0f / float(n);
       // With one class the loss is log 1 = 0 exactly; its terms are of size 1.
-      Kernel<T> kernel("cross_entropy", {n, V, Vp, long(logit.first)}, {{"losses", u32, 1}, {"dlogits", u<T>}});
+      Kernel<T> kernel("cross_entropy", {n, V, Vp, long(scale), long(cap)}, {{"losses", u32, 1}, {"dlogits", u<T>}});
       for (unsigned seed : Pool::seeds(V > 10000 ? 60 * n : 10 * n)) {
-        auto logits0 = random_normal<T>(size_t(n) * Vp, seed, logit.first, logit.second);
+        auto logits0 = random_normal<T>(size_t(n) * Vp, seed, scale, mean);
         auto targets = random_ints(n, seed + 1, V);
         for (int row = 0; row < n; row++)
           for (int v = V; v < Vp; v++) logits0[size_t(row) * Vp + v] = from_float<T>(NAN);  // padding is never used
@@ -371,14 +363,14 @@ TYPED_TEST(KernelTest, CrossEntropy) {
               DeviceArray<T> logits(logits0);
               DeviceArray<float> losses(n), again(n);
               DeviceArray<int> above(n);
-              token_losses<T>(again, above, logits, DeviceArray<int>(targets), n, V, Vp, nullptr);
+              token_losses<T>(again, above, logits, DeviceArray<int>(targets), n, V, Vp, nullptr, cap);
               expect_same_bits("token_losses leaves the logits alone", logits.download(), logits0);
-              cross_entropy<T>(losses, logits, DeviceArray<int>(targets), dloss, n, V, Vp, nullptr);
+              cross_entropy<T>(losses, logits, DeviceArray<int>(targets), dloss, n, V, Vp, nullptr, nullptr, cap);
               expect_same_bits("losses of token_losses", again.download(), losses.download());
               return outputs(losses, logits);
             },
             [&]<class P>(P) {
-              auto result = ref_cross_entropy<P>(widen<P>(logits0), targets, dloss, V, Vp);
+              auto result = ref_cross_entropy<P>(widen<P>(logits0), targets, dloss, V, Vp, {}, cap);
               return std::vector<Reals<P>>{result.losses, result.dlogits};
             });
       }

@@ -271,7 +271,7 @@ TEST(Matmul, RefusesImpossibleArguments) {
     EXPECT_THROW((matmul<float, float>(p, nullptr)), Failure);
   };
   refuse([](Product& p) { p.k = 0; });
-  refuse([](Product& p) { p.epilogue = Epilogue::bias; });
+  refuse([](Product& p) { p.epilogue = Epilogue::bias_gelu; });
   refuse([](Product& p) { p.epilogue = Epilogue::dgelu; });
   refuse([&](Product& p) { p.beta = 1, p.epilogue = Epilogue::bias, p.bias = x; });
   refuse([&](Product& p) { p.beta = 1, p.c = x; });

@@ -39,15 +39,16 @@ void ref_embedding_backward(Reals<P>& dwte, Reals<P>& dwpe /* or empty */, const
 
 template <class P> struct RefLayernorm { Reals<P> x, out, mean, rstd; };
 
-// Statistics are kept in float32, not in the storage type.
+// Statistics are kept in float32, not in the storage type. beta may be empty. rms: RMSNorm, with a mean of 0.
 template <class P>
-RefLayernorm<P> ref_layernorm(const Reals<P>& x, const Reals<P>& gamma, const Reals<P>& beta, int N, int C) {
+RefLayernorm<P> ref_layernorm(const Reals<P>& x, const Reals<P>& gamma, const Reals<P>& beta, int N, int C,
+                              bool rms = false) {
   using R = Real<P>;
   RefLayernorm<P> r{x, Reals<P>(x.size()), Reals<P>(N), Reals<P>(N)};
   for (int n = 0; n < N; n++) {
     const R* row = x.data() + size_t(n) * C;
     R mean = 0, variance = 0;
-    for (int c = 0; c < C; c++) mean += row[c];
+    for (int c = 0; c < C && !rms; c++) mean += row[c];
     mean /= C;
     for (int c = 0; c < C; c++) variance += (row[c] - mean) * (row[c] - mean);
     R rstd = R(1) / std::sqrt(variance / C + R(1e-5f));
@@ -55,7 +56,7 @@ RefLayernorm<P> ref_layernorm(const Reals<P>& x, const Reals<P>& gamma, const Re
     r.rstd[n] = rstd;
     for (int c = 0; c < C; c++) {
       R normalized = P::round(P::round(row[c] - mean) * rstd);
-      r.out[size_t(n) * C + c] = P::round(P::round(normalized * gamma[c]) + beta[c]);
+      r.out[size_t(n) * C + c] = P::round(P::round(normalized * gamma[c]) + (beta.empty() ? 0 : beta[c]));
     }
   }
   return r;
@@ -63,7 +64,8 @@ RefLayernorm<P> ref_layernorm(const Reals<P>& x, const Reals<P>& gamma, const Re
 
 template <class P>
 void ref_layernorm_backward(Reals<P>& dx, Reals<P>& dgamma, Reals<P>& dbeta, const Reals<P>& dout, const Reals<P>& x,
-                            const Reals<P>& mean, const Reals<P>& rstd, const Reals<P>& gamma, int N, int C) {
+                            const Reals<P>& mean, const Reals<P>& rstd, const Reals<P>& gamma, int N, int C,
+                            bool rms = false) {
   using R = Real<P>;
   for (int n = 0; n < N; n++) {
     const R *d = dout.data() + size_t(n) * C, *row = x.data() + size_t(n) * C;
@@ -72,7 +74,7 @@ void ref_layernorm_backward(Reals<P>& dx, Reals<P>& dgamma, Reals<P>& dbeta, con
     for (int c = 0; c < C; c++) {
       xhat[c] = P::round(P::round(row[c] - mean[n]) * rstd[n]);
       g[c] = P::round(d[c] * gamma[c]);
-      sum_g += g[c];
+      if (!rms) sum_g += g[c];
       sum_gx += P::round(g[c] * xhat[c]);
       dgamma[c] += P::round(d[c] * xhat[c]);
       dbeta[c] += d[c];
@@ -102,6 +104,37 @@ template <class P> Real<P> ref_gelu_grad(Real<P> x) {
   R sigmoid = ref_gelu_sigmoid<P>(x), slope = P::round(sigmoid * P::round(R(1) - sigmoid));
   R du2 = P::round(R(GELU_SCALE) * P::round(R(1) + P::round(R(3 * 0.044715) * P::round(x * x))));
   return P::round(sigmoid + P::round(P::round(x * slope) * du2));
+}
+
+// ---- the MLP's other functions
+
+template <class P> Real<P> ref_relu2(Real<P> x) { return x > 0 ? P::round(x * x) : 0; }
+template <class P> Real<P> ref_relu2_grad(Real<P> x) { return x > 0 ? P::round(2 * x) : 0; }
+
+template <class P> Real<P> ref_swiglu_sigmoid(Real<P> gate) {
+  return P::round(Real<P>(1) / P::round(Real<P>(1) + P::round(std::exp(-gate))));
+}
+template <class P> Reals<P> ref_swiglu(const Reals<P>& x, int N, int F) {
+  Reals<P> y(size_t(N) * F);
+  for (int n = 0; n < N; n++)
+    for (int c = 0; c < F; c++) {
+      Real<P> gate = x[size_t(n) * 2 * F + c], up = x[size_t(n) * 2 * F + F + c];
+      y[size_t(n) * F + c] = P::round(P::round(gate * ref_swiglu_sigmoid<P>(gate)) * up);
+    }
+  return y;
+}
+template <class P> Reals<P> ref_swiglu_backward(const Reals<P>& dout, const Reals<P>& x, int N, int F) {
+  using R = Real<P>;
+  Reals<P> dx(size_t(N) * 2 * F);
+  for (int n = 0; n < N; n++)
+    for (int c = 0; c < F; c++) {
+      size_t at = size_t(n) * 2 * F + c;
+      R gate = x[at], d = dout[size_t(n) * F + c], sigmoid = ref_swiglu_sigmoid<P>(gate);
+      R slope = P::round(sigmoid * P::round(1 + P::round(gate * P::round(1 - sigmoid))));
+      dx[at] = P::round(P::round(d * x[at + F]) * slope);
+      dx[at + F] = P::round(d * P::round(gate * sigmoid));
+    }
+  return dx;
 }
 
 // ---- bias
@@ -152,8 +185,17 @@ template <class P> struct RefCrossEntropy { Reals<P> losses, dlogits; };
 
 template <class P>
 RefCrossEntropy<P> ref_cross_entropy(const Reals<P>& logits, const std::vector<int>& targets, double dloss, int V,
-                                     int Vp, const std::vector<float>& weights = {}) {
+                                     int Vp, const std::vector<float>& weights = {}, double cap = 0) {
   using R = Real<P>;
+  if (cap > 0) {  // dlogits are those of the capped ones, times their slope
+    Reals<P> capped(logits.size());
+    auto share = [&](size_t i) { return P::round(std::tanh(P::round(logits[i] / R(cap)))); };
+    for (size_t i = 0; i < logits.size(); i++) capped[i] = P::round(R(cap) * share(i));
+    RefCrossEntropy<P> r = ref_cross_entropy<P>(capped, targets, dloss, V, Vp, weights);
+    for (size_t i = 0; i < logits.size(); i++)
+      if (int(i % Vp) < V) r.dlogits[i] = P::round(r.dlogits[i] * P::round(1 - P::round(share(i) * share(i))));
+    return r;
+  }
   RefCrossEntropy<P> r{Reals<P>(targets.size()), Reals<P>(logits.size(), 0)};
   for (size_t n = 0; n < targets.size(); n++) {
     if (targets[n] < 0) continue;

@@ -34,18 +34,49 @@ static double dot(const Reals<Exact>& a, const Reals<Exact>& b) {
 TEST(Reference, LayernormBackward) {
   int N = 3, C = 16;
   auto x = random_reals(N * C, 1), gamma = random_reals(C, 2), beta = random_reals(C, 3), dout = random_reals(N * C, 4);
-  auto forward = ref_layernorm<Exact>(x, gamma, beta, N, C);
-  Reals<Exact> dx(N * C, 0.0), dgamma(C, 0.0), dbeta(C, 0.0);
-  ref_layernorm_backward<Exact>(dx, dgamma, dbeta, dout, x, forward.mean, forward.rstd, gamma, N, C);
-  auto loss = [&](const Reals<Exact>& x, const Reals<Exact>& gamma, const Reals<Exact>& beta) {
-    return dot(dout, ref_layernorm<Exact>(x, gamma, beta, N, C).out);
+  for (bool rms : {false, true}) {
+    auto forward = ref_layernorm<Exact>(x, gamma, beta, N, C, rms);
+    Reals<Exact> dx(N * C, 0.0), dgamma(C, 0.0), dbeta(C, 0.0);
+    ref_layernorm_backward<Exact>(dx, dgamma, dbeta, dout, x, forward.mean, forward.rstd, gamma, N, C, rms);
+    auto loss = [&](const Reals<Exact>& x, const Reals<Exact>& gamma, const Reals<Exact>& beta) {
+      return dot(dout, ref_layernorm<Exact>(x, gamma, beta, N, C, rms).out);
+    };
+    expect_gradient(
+        "dx", x, [&](auto& v) { return loss(v, gamma, beta); }, dx);
+    expect_gradient(
+        "dgamma", gamma, [&](auto& v) { return loss(x, v, beta); }, dgamma);
+    expect_gradient(
+        "dbeta", beta, [&](auto& v) { return loss(x, gamma, v); }, dbeta);
+  }
+}
+
+TEST(Reference, FunctionsOfTheMlp) {
+  int N = 2, F = 5;
+  auto x = random_reals(N * 2 * F, 1), dout = random_reals(N * F, 2);
+  expect_gradient(
+      "swiglu", x, [&](auto& v) { return dot(dout, ref_swiglu<Exact>(v, N, F)); },
+      ref_swiglu_backward<Exact>(dout, x, N, F));
+  Reals<Exact> values = {-3, -0.1, 0.3, 1, 2.5}, gradient;
+  for (double v : values) gradient.push_back(ref_relu2_grad<Exact>(v));
+  expect_gradient(
+      "relu2", values,
+      [](auto& x) {
+        double sum = 0;
+        for (double v : x) sum += ref_relu2<Exact>(v);
+        return sum;
+      },
+      gradient);
+}
+
+TEST(Reference, CappedCrossEntropy) {
+  int n = 2, V = 7;
+  auto logits = random_reals(n * V, 1);
+  std::vector<int> targets = {3, 0};
+  auto loss = [&](auto& v) {
+    auto losses = ref_cross_entropy<Exact>(v, targets, 1, V, V, {}, 1.5).losses;
+    return losses[0] + losses[1];
   };
-  expect_gradient(
-      "dx", x, [&](auto& v) { return loss(v, gamma, beta); }, dx);
-  expect_gradient(
-      "dgamma", gamma, [&](auto& v) { return loss(x, v, beta); }, dgamma);
-  expect_gradient(
-      "dbeta", beta, [&](auto& v) { return loss(x, gamma, v); }, dbeta);
+  expect_gradient("capped", logits, loss, ref_cross_entropy<Exact>(logits, targets, 1, V, V, {}, 1.5).dlogits);
 }
 
 TEST(Reference, GeluGrad) {

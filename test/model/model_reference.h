@@ -33,6 +33,9 @@ template <class P> class ReferenceModel {
     const Config::Model& m = config.model;
     L = m.layers, C = m.channels, H = m.heads, D = m.head_dim, A = H * D, F = m.mlp_width(), V = m.vocab,
     K = m.head.outputs, kv_heads = m.kv_heads;
+    W = m.mlp_columns();
+    rms_ = m.norm == Norm::rmsnorm;
+    output_ = m.tied ? "wte.weight" : "lm_head.weight";
     gate_ = config.attention.gate;
     G = gate_case(1).G();
   }
@@ -82,13 +85,13 @@ template <class P> class ReferenceModel {
     layers_.assign(L, {});
     Array x = ref_embedding<P>(inputs, parameters["wte.weight"], parameters["wpe.weight"], T, C);
     auto layernorm = [&](const std::string& name) {
-      return ref_layernorm<P>(x, parameters[name + ".weight"], parameters[name + ".bias"], N, C);
+      return ref_layernorm<P>(x, parameters[name + ".weight"], parameters[name + ".bias"], N, C, rms_);
     };
     for (int l = 0; l < L; l++) {
       Layer& a = layers_[l];
       std::string h = format("h.%d.", l);
       a.ln1 = layernorm(h + "ln_1");
-      a.narrow = linear(a.ln1.out, h + "attn.c_attn", N, C, W(), 1).d;
+      a.narrow = linear(a.ln1.out, h + "attn.c_attn", N, C, QKV(), 1).d;
       a.gated = gate_.activation != GateActivation::none && own(l).gated;
       if (a.gated && gate_.input == GateInput::none)
         for (int n = 0; n < N; n++) std::ranges::copy(parameters[h + "attn.c_gate.bias"], std::back_inserter(a.logits));
@@ -111,7 +114,7 @@ template <class P> class ReferenceModel {
         x = linear(a.gated_att, h + "attn.c_proj", N, A, C, 1, x).d;
       }
       a.ln2 = layernorm(h + "ln_2");
-      a.mlp = linear(a.ln2.out, h + "mlp.c_fc", N, C, F, 2);
+      a.mlp = mlp(a.ln2.out, h + "mlp.c_fc", N);
       x = linear(a.mlp.d, h + "mlp.c_proj", N, F, C, 1, x).d;
     }
     final_ = layernorm("ln_f");
@@ -125,8 +128,8 @@ template <class P> class ReferenceModel {
       return std::accumulate(losses.begin(), losses.end(), R(0)) / N;
     }
     logits.assign(size_t(N) * V, 0);
-    logits = ref_matmul<P>(logits, final_.out, parameters["wte.weight"], N, V, C, false, true, V, C, C).d;
-    classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V, weights);
+    logits = ref_matmul<P>(logits, final_.out, parameters[output_], N, V, C, false, true, V, C, C).d;
+    classified_ = ref_cross_entropy<P>(logits, targets, 1.0 / N, V, V, weights, config_.model.logit_cap);
     losses = classified_.losses;
     return std::accumulate(losses.begin(), losses.end(), R(0)) / N;
   }
@@ -173,20 +176,20 @@ template <class P> class ReferenceModel {
       std::copy(x.begin() + row * A, x.begin() + (row + 1) * A, qkv.begin() + (row * 3 + part) * A);
   }
 
-  // The product's rows [N, W]: q of all heads, k and v of kv_heads, each used by a group of heads one after another.
-  int W() const { return A + 2 * kv_heads * D; }
+  // The product's rows [N, QKV]: q of all heads, k and v of kv_heads, each used by a group of heads one after another.
+  int QKV() const { return A + 2 * kv_heads * D; }
   int heads_of(int part) const { return part == 0 ? H : kv_heads; }
   int begin_of(int part) const { return part == 0 ? 0 : A + (part - 1) * kv_heads * D; }
   Array get_narrow(const Array& narrow, int part) const {
     Array x;
-    for (auto row = narrow.begin(); row != narrow.end(); row += W())
+    for (auto row = narrow.begin(); row != narrow.end(); row += QKV())
       x.insert(x.end(), row + begin_of(part), row + begin_of(part) + heads_of(part) * D);
     return x;
   }
   void put_narrow(Array& narrow, int part, const Array& x) const {
     size_t width = size_t(heads_of(part)) * D;
-    for (size_t row = 0; row < narrow.size() / W(); row++)
-      std::copy(x.begin() + row * width, x.begin() + (row + 1) * width, narrow.begin() + row * W() + begin_of(part));
+    for (size_t row = 0; row < narrow.size() / QKV(); row++)
+      std::copy(x.begin() + row * width, x.begin() + (row + 1) * width, narrow.begin() + row * QKV() + begin_of(part));
   }
   // f(index of a repeated element in [N, 3, H, D], index of what it repeats in narrow)
   template <class F> void for_repeated(size_t rows, F f) const {
@@ -194,16 +197,16 @@ template <class P> class ReferenceModel {
       for (int part = 0; part < 3; part++)
         for (int i = 0; i < A; i++) {
           int head = i / D * heads_of(part) / H;
-          f((row * 3 + part) * A + i, row * W() + begin_of(part) + head * D + i % D);
+          f((row * 3 + part) * A + i, row * QKV() + begin_of(part) + head * D + i % D);
         }
   }
   Array repeated(const Array& narrow) const {
-    Array qkv(narrow.size() / W() * 3 * A);
-    for_repeated(narrow.size() / W(), [&](size_t to, size_t from) { qkv[to] = narrow[from]; });
+    Array qkv(narrow.size() / QKV() * 3 * A);
+    for_repeated(narrow.size() / QKV(), [&](size_t to, size_t from) { qkv[to] = narrow[from]; });
     return qkv;
   }
   Array added(const Array& dqkv) const {
-    Array sums(dqkv.size() / (3 * A) * W(), 0);
+    Array sums(dqkv.size() / (3 * A) * QKV(), 0);
     for_repeated(dqkv.size() / (3 * A), [&](size_t from, size_t to) { sums[to] += dqkv[from]; });
     for (R& x : sums) x = P::round(x);
     return sums;
@@ -276,10 +279,29 @@ template <class P> class ReferenceModel {
     return table;
   }
 
-  // .d = x W + bias, + residual if there is one
+  // .aux before the MLP's function, .d after it
+  RefMatmul<P> mlp(const Array& x, const std::string& name, int N) {
+    Mlp function = config_.model.mlp;
+    if (function == Mlp::gelu && config_.model.bias) return linear(x, name, N, C, F, 2);
+    RefMatmul<P> r;
+    r.aux = linear(x, name, N, C, W, 1).d, r.d = r.aux;
+    if (function == Mlp::swiglu) r.d = ref_swiglu<P>(r.aux, N, F);
+    else
+      for (R& y : r.d) y = function == Mlp::gelu ? ref_gelu<P>(y) : ref_relu2<P>(y);
+    return r;
+  }
+  // [N, W] from the gradient of mlp().d
+  Array mlp_backward(Array d, const Array& before, int N) const {
+    if (config_.model.mlp == Mlp::swiglu) return ref_swiglu_backward<P>(d, before, N, F);
+    for (size_t i = 0; i < d.size(); i++) d[i] = P::round(d[i] * ref_relu2_grad<P>(before[i]));
+    return d;
+  }
+
+  // .d = x W + bias if it has one, + residual if there is one
   RefMatmul<P> linear(const Array& x, const std::string& name, int N, int in, int out, int epilogue,
                       const Array& residual = {}) {
     Array d(size_t(N) * out), aux(epilogue == 2 ? d.size() : 0);
+    if (epilogue == 1 && parameters[name + ".bias"].empty()) epilogue = 0;
     return ref_matmul<P>(residual.empty() ? d : residual, x, parameters[name + ".weight"], N, out, in, false, false,
                          out, in, out, !residual.empty(), epilogue, parameters[name + ".bias"], aux);
   }
@@ -299,8 +321,8 @@ template <class P> class ReferenceModel {
 
   void layernorm_backward(Array& dx, const Array& dout, const RefLayernorm<P>& norm, const std::string& name, int N) {
     Array dgamma(C, 0), dbeta(C, 0);
-    ref_layernorm_backward<P>(dx, dgamma, dbeta, dout, norm.x, norm.mean, norm.rstd, parameters[name + ".weight"], N,
-                              C);
+    ref_layernorm_backward<P>(dx, dgamma, dbeta, dout, norm.x, norm.mean, norm.rstd, parameters[name + ".weight"], N, C,
+                              rms_);
     gradients[name + ".weight"] = dgamma;
     gradients[name + ".bias"] = dbeta;
   }
@@ -309,19 +331,21 @@ template <class P> class ReferenceModel {
     using Wide = typename WideOf<P>::type;
     int N = B * T;
     Array dx(size_t(N) * C, 0), dln(size_t(N) * C);
-    Array dwte(size_t(V) * C, 0), dwpe(parameters["wpe.weight"].size(), 0);
+    Array dwte(size_t(V) * C, 0), dhead = dwte, dwpe(parameters["wpe.weight"].size(), 0);
     if (K) {
       dln = linear_backward(squared_.dy, final_.out, "head", N, C, K);
     } else {
-      dln = ref_matmul<P>(dln, classified_.dlogits, parameters["wte.weight"], N, C, V, false, false, C, V, C).d;
-      dwte = ref_matmul<Wide>(dwte, classified_.dlogits, final_.out, V, C, N, true, false, C, V, C).d;
+      dln = ref_matmul<P>(dln, classified_.dlogits, parameters[output_], N, C, V, false, false, C, V, C).d;
+      dhead = ref_matmul<Wide>(dhead, classified_.dlogits, final_.out, V, C, N, true, false, C, V, C).d;
     }
     layernorm_backward(dx, dln, final_, "ln_f", N);
     for (int l = L - 1; l >= 0; l--) {
       Layer& a = layers_[l];
       std::string h = format("h.%d.", l);
-      Array dfc = linear_backward(dx, a.mlp.d, h + "mlp.c_proj", N, F, C, a.mlp.aux);
-      layernorm_backward(dx, linear_backward(dfc, a.ln2.out, h + "mlp.c_fc", N, C, F), a.ln2, h + "ln_2", N);
+      bool gelu = config_.model.mlp == Mlp::gelu;
+      Array dfc = linear_backward(dx, a.mlp.d, h + "mlp.c_proj", N, F, C, gelu ? a.mlp.aux : Array());
+      if (!gelu) dfc = mlp_backward(dfc, a.mlp.aux, N);
+      layernorm_backward(dx, linear_backward(dfc, a.ln2.out, h + "mlp.c_fc", N, C, W), a.ln2, h + "ln_2", N);
       Array dprojected = gated(a, GatePosition::output) ? gate_backward(dx, a, N) : dx;
       Array datt = linear_backward(dprojected, a.gated_att, h + "attn.c_proj", N, A, C);
       if (gated(a, GatePosition::sdpa)) datt = gate_backward(datt, a, N);
@@ -338,7 +362,7 @@ template <class P> class ReferenceModel {
       Array dnarrow = added(dqkv);
       for (int part = 0; part < 3; part++)
         if (gated(a, part_position(part))) put_narrow(dnarrow, part, gate_backward(get_narrow(dnarrow, part), a, N));
-      Array dln = linear_backward(dnarrow, a.ln1.out, h + "attn.c_attn", N, C, W());
+      Array dln = linear_backward(dnarrow, a.ln1.out, h + "attn.c_attn", N, C, QKV());
       if (!a.decay.empty())
         add(dln, linear_backward(bias_backward(setup(l).bias, dbias, a.decay, B, T), a.ln1.out, h + "attn.c_decay", N,
                                  C, H));
@@ -347,15 +371,20 @@ template <class P> class ReferenceModel {
       else if (a.gated) add(dln, linear_backward(dlogits_, a.ln1.out, h + "attn.c_gate", N, C, G));
       layernorm_backward(dx, dln, a.ln1, h + "ln_1", N);
     }
+    if (config_.model.tied && !K) dwte = dhead;
+    else if (!K) gradients[output_] = dhead;
     ref_embedding_backward<P>(dwte, dwpe, dx, inputs, T, C);
     gradients["wte.weight"] = dwte;
     if (!dwpe.empty()) gradients["wpe.weight"] = dwpe;
+    std::erase_if(gradients, [&](const auto& of) { return parameters.at(of.first).empty(); });  // of biases
   }
 
   Config config_;
   AttentionSetup settings_;
   GateSettings gate_;
-  int L, C, H, D, A, F, V, G, K, kv_heads;
+  int L, C, H, D, A, F, W, V, G, K, kv_heads;
+  bool rms_;
+  std::string output_;
   Array dlogits_;
   std::vector<Layer> layers_;
   RefLayernorm<P> final_;

@@ -19,6 +19,9 @@ const std::vector<std::string> MIXED_LAYERS = {
     "attention.variant=lssar_softplus_gated", "attention.power=3", "attention.window=4",
     R"(attention.layers=[{"kind": "softmax", "window": 0, "gated": false}, {}])"};
 
+const std::vector<std::string> LLAMA = {"model.norm=rmsnorm", "model.mlp=swiglu", "model.mlp_ratio=3",
+                                        "model.bias=false", "model.tied=false"};
+
 std::vector<std::string> positions() { return {"rope", "learned", "none"}; }
 
 // Central differences along a random direction in each tensor: an error of O(h^2) and of rounding / h, both below 1e-7
@@ -31,6 +34,9 @@ TEST(Model, ReferenceGradientsAreDerivatives) {
       MIXED_LAYERS,
       {R"(attention.layers=[{"window": 5, "bias": "cable"}, {"window": 0, "bias": "fox"}])"},
       {"data.labels=x"},
+      LLAMA,
+      {"model.mlp=relu2", "model.logit_cap=1.5", "model.tied=false"},
+      {"model.norm=rmsnorm", "attention.variant=fox", "model.bias=false"},
       {"model.head.outputs=1", "data.labels=x"},
       {"model.head.outputs=7", "data.labels=x"}};
   for (const std::string& position : positions()) cases.push_back({"model.position=" + position});
@@ -133,6 +139,69 @@ TEST(Model, GradientsMatchReference) {
   for (const std::string& position : positions()) pools.add({"model.position=" + position}, position);
 }
 
+TEST(Model, GradientsOfOtherBlocksMatchReference) {
+  const std::vector<std::string> cases[] = {
+      LLAMA,
+      {"model.norm=rmsnorm"},
+      {"model.bias=false", "model.position=learned"},
+      {"model.tied=false", "batch.micro=2"},
+      {"model.mlp=relu2", "model.bias=false"},
+      {"model.mlp=relu2", "train.recompute=gelu"},
+      {"model.mlp=swiglu", "train.recompute=block"},
+      {"model.logit_cap=1.5", "data.labels=x"},
+      {"model.bias=false", "attention.variant=softplus_gated"},
+      {"model.bias=false", "attention.gate.activation=silu", "attention.gate.bias=false"},
+      {"model.bias=false", "attention.gate.activation=silu", "attention.gate.position=value", "attention.bias=fox"},
+      {"model.bias=false", "model.norm=rmsnorm", "model.head.outputs=2", "data.labels=x"}};
+  GradientPools pools;
+  for (const auto& sets : cases) {
+    std::string what;
+    for (const std::string& set : sets) what += set + " ";
+    if (has_kernels(small_config("fp32", sets))) pools.fp32.add(sets, what);
+    pools.half.add(sets, what);
+  }
+}
+
+// Products and norms have biases, or none; the gate has its own key, and a decay's bias stays.
+TEST(Model, ParametersOfOtherBlocks) {
+  auto names = [](const std::vector<std::string>& sets) {
+    std::string text;
+    for (const Tensor& tensor : parameters_of(small_config("fp32", sets)))
+      if (tensor.layer < 1 && (tensor.name.ends_with(".bias") || tensor.layer < 0)) text += tensor.name + " ";
+    return text;
+  };
+  EXPECT_EQ(names(LLAMA), "wte.weight ln_f.weight lm_head.weight ");
+  EXPECT_EQ(names({"model.norm=rmsnorm"}),
+            "wte.weight h.0.attn.c_attn.bias h.0.attn.c_proj.bias h.0.mlp.c_fc.bias "
+            "h.0.mlp.c_proj.bias ln_f.weight ");
+  EXPECT_EQ(names({"model.bias=false", "attention.variant=fox", "attention.gate.activation=silu"}),
+            "wte.weight h.0.attn.c_decay.bias h.0.attn.c_gate.bias ln_f.weight ");
+  EXPECT_EQ(names({"model.bias=false", "model.tied=false", "model.head.outputs=2"}),
+            "wte.weight ln_f.weight head.weight head.bias ");
+  EXPECT_EQ(small_config("fp32", {"model.mlp=swiglu", "model.mlp_ratio=null"}).model.mlp_width(), 64);
+  Config wide = small_config("fp32", {"model.mlp=swiglu", "model.mlp_ratio=null", "model.channels=768"});
+  EXPECT_EQ(wide.model.mlp_width(), 2048);
+  for (const Tensor& tensor : parameters_of(wide))
+    EXPECT_TRUE(tensor.name != "h.0.mlp.c_fc.weight" || tensor.shape == (std::vector<int>{768, 4096}));
+}
+
+// What is saved of a row of logits is capped as in the losses.
+TEST(Model, CappedLogitsOfARow) {
+  Config config = small_config("fp32", {"model.logit_cap=1.5"}), plain = small_config("fp32");
+  TestBatch batch(config);
+  std::vector<float> logits(61), uncapped(61), losses(11);
+  auto model = evaluated_model(config, 11, 11);
+  model->row_logits(logits.data(), batch.inputs.data(), 1, 11, {10});
+  model->losses(losses.data(), batch.inputs.data(), batch.targets.data(), 1, 11, nullptr);
+  evaluated_model(plain, 11, 11)->row_logits(uncapped.data(), batch.inputs.data(), 1, 11, {10});
+  double sum = 0;
+  for (int v = 0; v < 61; v++) {
+    EXPECT_NEAR(logits[v], 1.5 * std::tanh(uncapped[v] / 1.5), 1e-6);
+    sum += std::exp(logits[v]);
+  }
+  EXPECT_NEAR(losses[10], std::log(sum) - logits[batch.targets[10]], 1e-5);
+}
+
 TEST(Model, GradientsWithLabelsMatchReference) {
   GradientPools pools;
   for (std::string micro : {"4", "2"}) pools.add({"data.labels=x", "batch.micro=" + micro}, "labels");
@@ -209,21 +278,23 @@ TEST(Model, SmallOnesOverfitOneBatch) {
 // bf16 value.
 TEST(Model, RecomputationChangesNoBit) {
   GradientPool<bf16>("bf16").add({"train.recompute=gelu"});
-  for (std::string precision : {"fp32", "bf16"}) {
-    std::vector<std::vector<float>> all;
-    for (std::string recompute : {"none", "gelu", "block"}) {
-      std::vector<std::string> sets = MIXED_LAYERS;
-      sets.push_back("train.recompute=" + recompute);
-      Config config = small_config(precision, sets);
-      if (!has_kernels(config)) continue;
-      auto model = small_model(config);
-      gradients(*model, TestBatch(config));
-      all.push_back(read_all(*model, Part::gradients));
+  for (std::string precision : {"fp32", "bf16"})
+    for (std::string mlp : {"gelu", "relu2", "swiglu"}) {
+      std::vector<std::vector<float>> all;
+      for (std::string recompute : {"none", "gelu", "block"}) {
+        std::vector<std::string> sets = MIXED_LAYERS;
+        sets.push_back("model.mlp=" + mlp);
+        sets.push_back("train.recompute=" + recompute);
+        Config config = small_config(precision, sets);
+        if (!has_kernels(config)) continue;
+        auto model = small_model(config);
+        gradients(*model, TestBatch(config));
+        all.push_back(read_all(*model, Part::gradients));
+      }
+      if (all.empty()) continue;
+      if (precision == "fp32" || mlp != "gelu") expect_same_bits(precision + " gelu of " + mlp, all[1], all[0]);
+      expect_same_bits(precision + " block of " + mlp, all[2], all[0]);
     }
-    if (all.empty()) continue;
-    if (precision == "fp32") expect_same_bits(precision + " gelu", all[1], all[0]);
-    expect_same_bits(precision + " block", all[2], all[0]);
-  }
 }
 
 // Gradient accumulation: in one, two and four micro batches, the same batch differs only by float32 rounding of sums.
@@ -298,6 +369,12 @@ TEST(Model, InitialWeightsFollowTheTable) {
       EXPECT_NEAR(std::sqrt(squares / n), std, 5 * std / std::sqrt(2 * n)) << tensor.name;
     }
   }
+  Config zero = small_config("fp32", {"model.residual_init=zero"});
+  auto residual = make_model(zero, 11, 11, true);
+  residual->parameters().init_random(zero.seed);
+  for (const Tensor& tensor : residual->parameters().tensors())
+    for (float x : read(*residual, tensor, Part::parameters))
+      ASSERT_TRUE(x == 0 || !tensor.name.ends_with("c_proj.weight")) << tensor.name;
   std::vector<float> a = read(*model, model->parameters().tensors()[0], Part::parameters);
   Config other = config;
   other.seed++;
@@ -382,7 +459,7 @@ TEST(Settings, SharedKeysAndValuesMatchTheReference) {
   for (auto [heads, kv_heads] : {std::pair("4", "2"), std::pair("6", "2"), std::pair("3", "1")})
     for (std::vector<std::string> sets : std::vector<std::vector<std::string>>{
              {},
-             {"attention.qk_norm=rms", "attention.scale=ssmax"},
+             {"attention.qk_norm=rms", "attention.scale=logn"},
              {"attention.output=exclusive", "attention.gate.activation=silu"},
              {"attention.gate.activation=sigmoid", "attention.gate.position=key",
               "attention.gate.granularity=headwise"},
@@ -534,6 +611,7 @@ TEST(Model, OperationsOfATokenAreThoseOfItsProducts) {
   expect({}, 11, 0);
   expect({"attention.window=3"}, 5, 0);  // 11 (1 + 2 + 9 x 3) / (1 + ... + 11)
   expect({"model.head.outputs=7", "data.labels=x"}, 11, 61 * 24);
+  expect({"model.tied=false", "model.mlp=swiglu"}, 11, 61 * 24);
   Config config = small_config("fp32", {"attention.documents=separate", "attention.window=3"});
   auto full = flops_per_token(config);
   // Documents of two windows: 3, 24 and 30 keys where there are 2 x 30 and 132 joined.
@@ -545,10 +623,12 @@ TEST(Model, OperationsOfATokenAreThoseOfItsProducts) {
 // A model made from a snapshot continues exactly as the original model does, in all tensors, also those with strides.
 TEST(Snapshot, ContinuesBitForBit) {
   for (std::string precision : {"fp32", "bf16"})
-    for (auto& sets : std::vector<std::vector<std::string>>{MIXED_LAYERS,
-                                                            {"attention.variant=lssar_softplus_gated"},
-                                                            {"attention.variant=softmax_sink"},
-                                                            {"attention.variant=ssmax"}}) {
+    for (auto& sets : std::vector<std::vector<std::string>>{
+             MIXED_LAYERS,
+             {"attention.variant=lssar_softplus_gated"},
+             {"attention.variant=softmax_sink"},
+             {"attention.variant=ssmax"},
+             {"attention.variant=fox", "model.mlp=swiglu", "model.bias=false", "model.tied=false"}}) {
       SCOPED_TRACE(precision + " " + sets.back());
       sets.push_back("model.position=learned");
       Config config = small_config(precision, sets);

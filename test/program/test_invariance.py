@@ -57,6 +57,11 @@ TASKS = {
     "muon_with_gates": Task(TRAINING, "bf16", {
         **LARGE, "optimizer.matrices": "muon", "optimizer.muon.scale": "rms", "optimizer.muon.lr": 1e-3,
         "optimizer.muon.weight_decay": 0.1, "attention.variant": "softplus_gated", "log.groups_every": 2}),
+    "llama": Task(TRAINING, "fp32", {"model.norm": "rmsnorm", "model.mlp": "swiglu", "model.bias": False,
+                                     "model.tied": False}),
+    "another_block": Task(TRAINING, "bf16", {
+        "model.norm": "rmsnorm", "model.mlp": "relu2", "model.bias": False, "model.residual_init": "zero",
+        "model.logit_cap": 5.0, "attention.variant": "fox", "attention.gate.activation": "silu"}),
     "labels": Task(TRAINING, "fp32", {**LABELLED, "train.label_mean": "sequence"}),
     "values": Task(TRAINING, "bf16", {**LABELLED, "model.head.outputs": 3}),
     "gradients": Task(GRADIENTS, "fp32", {"attention.variant": "softmax_sink"}, ("--dump-gradients", "out")),

@@ -93,6 +93,10 @@ TEST(ConfigErrors, RefusalsOfValues) {
            {"attention.kind", R"("lsar")", "is unknown (" + kinds + "); did you mean \"lssar\"?"},
            {"attention.kind", "3", "must be one of " + kinds},
            {"attention.scale", R"("number")", "is unknown (rsqrt_d, logd_logn, logn, ssmax, a number in [-1e6, 1e6])"},
+           {"model.norm", R"("rmsnrm")", "is unknown (layernorm, rmsnorm); did you mean \"rmsnorm\"?"},
+           {"model.mlp", R"("swiglue")", "is unknown (gelu, relu2, swiglu); did you mean \"swiglu\"?"},
+           {"model.bias", "1", "must be true or false"},
+           {"model.logit_cap", "-1", "must be a number in [0, 1e6]"},
            {"attention.scale", "10000000.0", "must be a name or a number in [-1e6, 1e6]"},
            {"attention.variant", R"("lssr")", "is unknown (" + variants + "); did you mean \"lssa\"?"},
            {"batch.micro", "-1", "must be an integer in [1, 65535], or 0 for as many as fit, at most 64"},
@@ -247,6 +251,9 @@ TEST(ConfigErrors, CrossChecks) {
         format("the MLP width must be a multiple of 8, but round(model.mlp_ratio x model.channels) = round(%s x 768) "
                "= %d  [x.json]",
                shown, width));
+  expect_error(R"({"model": {"logit_cap": 1e-4}})", {},
+               "model.logit_cap = 0.0001 leaves logits no room; use a larger one, such as 15 or 30, or 0 for none  "
+               "[x.json]");
   expect_error(
       R"({"model": {"heads": 1}})", {},
       "model.head_dim would be channels / heads = 768, at most 512 is possible; use more heads or set it  [x.json]");
