@@ -87,6 +87,55 @@ std::vector<std::string> weight_files(const std::string& folder) {
   return paths;
 }
 
+// Llama's names of what we call `name`: several where columns of ours are matrices there. None: it has no such tensor.
+static std::vector<std::string> llama_names(const std::string& name) {
+  static const std::map<std::string, std::vector<const char*>> names = {
+      {"wte.weight", {"model.embed_tokens.weight"}},
+      {"ln_1.weight", {"input_layernorm.weight"}},
+      {"attn.c_attn.weight", {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
+      {"attn.c_proj.weight", {"self_attn.o_proj.weight"}},
+      {"ln_2.weight", {"post_attention_layernorm.weight"}},
+      {"mlp.c_fc.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+      {"mlp.c_proj.weight", {"mlp.down_proj.weight"}},
+      {"ln_f.weight", {"model.norm.weight"}},
+      {OUTPUT_LAYER, {OUTPUT_LAYER}}};
+  size_t layer = name.starts_with("h.") ? name.find('.', 2) : 0;  // the end of "h.LAYER"
+  auto found = names.find(layer ? name.substr(layer + 1) : name);
+  std::vector<std::string> theirs;
+  if (found == names.end()) return theirs;
+  for (const char* each : found->second)
+    theirs.push_back(layer ? "model.layers." + name.substr(2, layer - 1) + each : each);
+  return theirs;
+}
+
+// The tensors of a file in which this array of ours lies: itself, or Llama's. With the values that it has.
+// queries: the columns of c_attn that are queries; keys and values have half of the others each.
+static std::vector<ArrayView> pieces_of(const ArrayView& array, bool llama, int64_t queries) {
+  if (!llama) return {array};
+  std::vector<ArrayView> pieces;
+  std::vector<std::string> names = llama_names(array.name);
+  if (names.empty()) return {array};  // which is missing there
+  int64_t begin = 0, all = array.columns();
+  for (const std::string& name : names) {
+    int64_t columns = names.size() < 3 ? all / int64_t(names.size()) : pieces.empty() ? queries : (all - queries) / 2;
+    ArrayView piece = array;
+    piece.name = name;
+    piece.transposed = array.name.find(".c_") != std::string::npos;
+    if (piece.transposed) piece.shape = {columns, array.shape[0]};
+    if (piece.values) piece.values += begin;
+    pieces.push_back(piece);
+    begin += columns;
+  }
+  return pieces;
+}
+
+// As attention's projection has rows for them.
+static int64_t queries_of(const std::vector<ArrayView>& arrays) {
+  auto projects = [](const ArrayView& array) { return array.name.ends_with(".attn.c_proj.weight"); };
+  auto found = std::ranges::find_if(arrays, projects);
+  return found == arrays.end() ? 0 : found->shape[0];
+}
+
 ArrayFiles::ArrayFiles(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     const SafetensorsReader& file = files_.emplace_back(path);
@@ -113,16 +162,21 @@ static bool is_mask(const std::string& name, const TensorInfo& tensor, const std
          (name.substr(at) == ".attn.masked_bias" && tensor.count == 1);
 }
 
+bool ArrayFiles::has(const std::string& name) const {
+  std::vector<std::string> names = is_llama() ? llama_names(name) : std::vector{name};
+  return !names.empty() && std::ranges::all_of(names, [&](auto& each) { return found_.contains(each); });
+}
+
 void ArrayFiles::load(const std::vector<ArrayView>& arrays,
                       const std::function<void(size_t i, const float* values)>& write) const {
   std::vector<std::string> problems;
   std::set<std::string> parameters;
-  for (const ArrayView& array : arrays) {
+  auto check = [&](const ArrayView& array) {
     parameters.insert(array.name);
     auto it = found_.find(array.name);
     if (it == found_.end()) {
       problems.push_back(format("%s %s is missing", array.name.c_str(), shape_text(array.shape).c_str()));
-      continue;
+      return;
     }
     const TensorInfo& tensor = *it->second.tensor;
     if (tensor.shape != array.shape)
@@ -131,9 +185,13 @@ void ArrayFiles::load(const std::vector<ArrayView>& arrays,
     else if (tensor.dtype != "F32" && tensor.dtype != "F16" && tensor.dtype != "BF16")
       problems.push_back(
           format("%s is %s, but only F32, F16 and BF16 can be read", array.name.c_str(), tensor.dtype.c_str()));
-  }
+  };
+  const int64_t queries = queries_of(arrays);
+  for (const ArrayView& array : arrays)
+    for (const ArrayView& piece : pieces_of(array, is_llama(), queries)) check(piece);
   for (auto& [name, found] : found_)
-    if (!parameters.contains(name) && name != OUTPUT_LAYER && !is_mask(name, *found.tensor, parameters))
+    if (!parameters.contains(name) && name != OUTPUT_LAYER && !is_mask(name, *found.tensor, parameters) &&
+        !(is_llama() && name.ends_with(".rotary_emb.inv_freq")))
       problems.push_back(format("%s %s is not a parameter of this model",
                                 shortened(json_quote(found.tensor->name)).c_str(),
                                 shortened(shape_text(found.tensor->shape)).c_str()));
@@ -143,18 +201,27 @@ void ArrayFiles::load(const std::vector<ArrayView>& arrays,
         "beside it:%s",
         files_.front().path().c_str(), listed(problems, 8).c_str());
 
-  std::vector<float> values;
+  std::vector<float> values, piece_values;
   for (size_t i = 0; i < arrays.size(); i++) {
-    const Found& found = found_.at(arrays[i].name);
-    values.resize(found.tensor->count);
-    found.file->read(*found.tensor, 0, found.tensor->count, values.data());
+    values.resize(arrays[i].count());
+    float* to = values.data();
+    for (const ArrayView& piece : pieces_of(arrays[i], is_llama(), queries)) {
+      const Found& found = found_.at(piece.name);
+      piece_values.resize(piece.transposed ? piece.count() : 0);
+      found.file->read(*found.tensor, 0, found.tensor->count, piece.transposed ? piece_values.data() : to);
+      int64_t inputs = piece.columns();
+      for (int64_t at = 0; at < int64_t(piece_values.size()); at++)
+        to[at % inputs * arrays[i].columns() + at / inputs] = piece_values[at];
+      to += piece.transposed ? piece.count() / inputs : piece.count();
+    }
     write(i, values.data());
   }
 }
 
 bool ArrayFiles::has_untied_head() const {
   if (!has(OUTPUT_LAYER)) return false;
-  const Found &head = found_.at(OUTPUT_LAYER), &wte = found_.at("wte.weight");
+  const Found &head = found_.at(OUTPUT_LAYER),
+              &wte = found_.at(is_llama() ? "model.embed_tokens.weight" : "wte.weight");
   if (head.tensor->shape != wte.tensor->shape) return true;
   std::vector<float> a, b;
   for (int64_t done = 0; done < head.tensor->count; done += int64_t(a.size())) {
@@ -170,16 +237,36 @@ static const char PYTHON[] =
 #include "modeling_plusgpt.inc"  // made by the Makefile
     ;
 
-static bool is_gpt2(const Config& config) {
-  const Config::Model& m = config.model;
+// The network is GPT-2's or Llama's, but for the block around attention.
+static bool is_plain(const Config& config) {
   auto differs = [](const Config::Layer& layer) {
     const AttentionSettings& a = layer.attention;
     return a.kind != Kind::softmax || a.qk_norm != QkNorm::none || a.scale != Scale::rsqrt_d || a.sink != Sink::none ||
            a.window > 0 || a.documents != Documents::joined || a.bias != Bias::none || a.changes_output() ||
            a.gate.exists();
   };
-  return m.position == Position::learned && m.head_dim * m.heads == m.channels && m.kv_heads == m.heads &&
-         !config.some_layer(differs) && m.head.outputs == 0;
+  return !config.some_layer(differs) && config.model.head.outputs == 0 && config.model.logit_cap == 0;
+}
+
+static bool is_gpt2(const Config& config) {
+  const Config::Model& m = config.model;
+  return is_plain(config) && m.position == Position::learned && m.head_dim * m.heads == m.channels &&
+         m.kv_heads == m.heads && m.norm == Norm::layernorm && m.mlp == Mlp::gelu && m.bias && m.tied;
+}
+
+// Its rotation turns the same pairs of channels: d and d + D/2.
+static bool is_llama(const Config& config) {
+  const Config::Model& m = config.model;
+  auto rests = [](const Config::Layer& layer) { return !layer.rotated; };
+  return is_plain(config) && m.position == Position::rope && m.rope_fraction == 1 && !config.some_layer(rests) &&
+         m.norm == Norm::rmsnorm && m.mlp == Mlp::swiglu && !m.bias;
+}
+
+std::vector<ArrayView> arrays_of_folder(const Config& config, const std::vector<ArrayView>& parameters) {
+  std::vector<ArrayView> arrays;
+  for (const ArrayView& array : parameters)
+    for (const ArrayView& piece : pieces_of(array, is_llama(config), queries_of(parameters))) arrays.push_back(piece);
+  return arrays;
 }
 
 static std::vector<const KindRow*> kinds_of(const Config& config) {
@@ -191,7 +278,7 @@ static std::vector<const KindRow*> kinds_of(const Config& config) {
 }
 
 std::string modelling_code(const Config& config) {
-  if (is_gpt2(config)) return "";
+  if (is_gpt2(config) || is_llama(config)) return "";
   std::string code = PYTHON, begin = "FORMULAS = {\n", lines;
   for (const KindRow* kind : kinds_of(config)) {
     if (!kind->pytorch) continue;
@@ -294,6 +381,30 @@ std::string model_config_json(const Config& config, int separator) {
   ordered_json end_of_text = separator >= 0 ? ordered_json(separator) : ordered_json(), root;
   ordered_json own = config_json(config, {"model", "attention"});
   if (config.attention.documents == Documents::separate) own["data"]["separator"] = config.data.separator;
+  if (is_llama(config)) {
+    root = {{"model_type", "llama"},
+            {"architectures", {"LlamaForCausalLM"}},
+            {"num_hidden_layers", m.layers},
+            {"num_attention_heads", m.heads},
+            {"num_key_value_heads", m.kv_heads},
+            {"head_dim", m.head_dim},
+            {"hidden_size", m.channels},
+            {"intermediate_size", m.mlp_width()},
+            {"max_position_embeddings", m.context},
+            {"vocab_size", m.vocab},
+            {"hidden_act", "silu"},
+            {"rms_norm_eps", 1e-5},
+            {"rope_theta", m.rope_base},
+            {"attention_bias", false},
+            {"mlp_bias", false},
+            {"initializer_range", m.init_std},
+            {"tie_word_embeddings", m.tied},
+            {"torch_dtype", "float32"},
+            {"bos_token_id", end_of_text},
+            {"eos_token_id", end_of_text},
+            {"plusgpt", own}};
+    return root.dump(2) + "\n";
+  }
   if (is_gpt2(config)) {
     root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};
   } else {
@@ -316,7 +427,7 @@ std::string model_config_json(const Config& config, int separator) {
                {"attn_pdrop", 0.0},
                {"embd_pdrop", 0.0},
                {"resid_pdrop", 0.0},
-               {"tie_word_embeddings", true},
+               {"tie_word_embeddings", m.tied},
                {"torch_dtype", "float32"},
                {"bos_token_id", end_of_text},
                {"eos_token_id", end_of_text},
@@ -327,9 +438,10 @@ std::string model_config_json(const Config& config, int separator) {
 std::vector<std::string> model_differences(const std::string& folder, const ArrayFiles& weights, const Config& config) {
   using nlohmann::json;
   std::vector<std::string> differences;
-  if (config.model.head.outputs == 0 && weights.has_untied_head())
+  if (config.model.head.outputs == 0 && config.model.tied && weights.has_untied_head())
     differences.push_back(folder + ": " + OUTPUT_LAYER +
-                          " differs from wte.weight, which is the output layer here: its outputs will change");
+                          " differs from wte.weight, which is the output layer here (model.tied): its outputs will "
+                          "change");
   std::string path = folder + "/config.json";
   if (!is_there(path)) return differences;
   const json found = parse_json(read_utf8_file(path, "init", 1 << 20), "init", path);
@@ -354,18 +466,41 @@ std::vector<std::string> model_differences(const std::string& folder, const Arra
   } else if (found.contains("model_type") && found["model_type"] == "gpt2") {
     Config theirs = config;  // shapes tell the rest
     theirs.variant = "softmax", theirs.attention = {}, theirs.layers = {}, theirs.kind_file = "";
+    theirs.model.norm = Norm::layernorm, theirs.model.mlp = Mlp::gelu, theirs.model.logit_cap = 0;
+    compare(theirs);
+  } else if (found.contains("model_type") && found["model_type"] == "llama") {
+    Config theirs = config;
+    theirs.variant = "softmax", theirs.attention = {}, theirs.layers = {}, theirs.kind_file = "";
+    theirs.model.norm = Norm::rmsnorm, theirs.model.mlp = Mlp::swiglu, theirs.model.logit_cap = 0;
+    theirs.model.position = Position::rope, theirs.model.rope_fraction = 1;
+    // transformers 5 writes the base into an object with what stretches the rotation
+    const json rope = found.value("rope_parameters", json::object()),
+               base = rope.is_object() && rope.contains("rope_theta") ? rope["rope_theta"]
+                                                                      : found.value("rope_theta", json(10000.0));
+    if (base.is_number()) theirs.model.rope_base = base;
+    if (rope.is_object() && rope.value("rope_type", json("default")) != "default")
+      differences.push_back(path +
+                            " stretches the rotation (rope_type), which is not done here: its outputs will change");
     compare(theirs);
   }
   if (!changes.empty()) differences.push_back(path + ": the weights were trained with " + changes);
   const std::pair<const char*, std::vector<json>> computed[] = {
-      {"n_head", {config.model.heads}}, {"activation_function", {"gelu_new", "gelu_pytorch_tanh"}},
-      {"layer_norm_epsilon", {1e-5}},   {"tie_word_embeddings", {true}},
-      {"scale_attn_weights", {true}},   {"scale_attn_by_inverse_layer_idx", {false}},
+      {"n_head", {config.model.heads}},
+      {"activation_function", {"gelu_new", "gelu_pytorch_tanh"}},
+      {"layer_norm_epsilon", {1e-5}},
+      {"tie_word_embeddings", {config.model.tied}},
+      {"scale_attn_weights", {true}},
+      {"scale_attn_by_inverse_layer_idx", {false}},
+      {"num_key_value_heads", {config.model.kv_heads}},
+      {"rms_norm_eps", {1e-5}},
+      {"num_attention_heads", {config.model.heads}},
+      {"hidden_act", {"silu"}},
+      {"rope_scaling", {nullptr}},
   };
   for (auto& [key, values] : computed)
     if (found.contains(key) && !(key == std::string("tie_word_embeddings") && weights.has(OUTPUT_LAYER)) &&
         std::find(values.begin(), values.end(), found[key]) == values.end() &&
-        (key != std::string("n_head") || changes.find("model.heads") == std::string::npos))  // reported already
+        (!std::strstr(key, "_head") || changes.find("model.heads") == std::string::npos))  // reported already
       differences.push_back(format("%s says %s = %s, but here it is %s: its outputs will change", path.c_str(), key,
                                    found[key].dump(-1, ' ', true).substr(0, 80).c_str(), values[0].dump().c_str()));
   return differences;

@@ -1,6 +1,7 @@
 // A folder that holds a model: model.safetensors, with all parameters in float32 under Hugging Face's names and
-// layouts; config.json; unless the network is exactly GPT-2's, the Python file with which transformers opens it; and
-// the tokenizer, if its files are known.
+// layouts; config.json; unless the network is exactly GPT-2's or Llama's, the Python file with which transformers opens
+// it; and the tokenizer, if its files are known. Names and layouts are those of GPT-2, with what it lacks; but Llama's,
+// whose matrices are [outputs, inputs], if the network is that.
 #pragma once
 #include <deque>
 #include <functional>
@@ -17,11 +18,11 @@
 std::vector<std::string> weight_files(const std::string& folder);
 
 // The arrays of these files together, by names without the prefix "transformer.". A name that is there twice is a
-// user_error.
+// user_error. Files with Llama's names are read as if they had GPT-2's.
 class ArrayFiles {
  public:
   explicit ArrayFiles(const std::vector<std::string>& paths);
-  bool has(const std::string& name) const { return found_.contains(name); }
+  bool has(const std::string& name) const;
   // Whether the output layer, lm_head.weight, is there with other values than wte.weight.
   bool has_untied_head() const;
   // Calls write(i, values) for every array, holding one array in memory at a time. Missing, extra or mis-shaped tensors
@@ -35,12 +36,17 @@ class ArrayFiles {
     const SafetensorsReader* file;
     const TensorInfo* tensor;
   };
+  bool is_llama() const { return found_.contains("model.embed_tokens.weight"); }
   std::deque<SafetensorsReader> files_;
   std::map<std::string, Found> found_;
 };
 
+// The arrays of model.safetensors, from those of the parameters: the same, or Llama's.
+std::vector<ArrayView> arrays_of_folder(const Config& config, const std::vector<ArrayView>& parameters);
+
 // config.json of a folder with model.safetensors. If the network is exactly GPT-2's (softmax, learned positions, D =
-// C/H), transformers' GPT2LMHeadModel reads it; any other has model_type "plusgpt" and names the classes in
+// C/H), transformers' GPT2LMHeadModel reads it, and LlamaForCausalLM if it is exactly Llama's (softmax, rope, RMSNorm,
+// SwiGLU, no biases); any other has model_type "plusgpt" and names the classes in
 // MODELLING_FILE. Its key "plusgpt" holds our own settings. The text begins and ends with the separator, if any.
 std::string model_config_json(const Config& config, int separator);
 
@@ -49,7 +55,7 @@ std::string model_config_json(const Config& config, int separator);
 std::vector<std::string> model_differences(const std::string& folder, const ArrayFiles& weights, const Config& config);
 
 // The content of MODELLING_FILE in the folder: scripts/lib/modeling_plusgpt.py as it was when the program was built,
-// with the formulas of kinds that are files; "" if transformers' own GPT-2 opens the model.
+// with the formulas of kinds that are files; "" if transformers' own GPT-2 or Llama opens the model.
 inline constexpr const char* MODELLING_FILE = "modeling_plusgpt.py";
 std::string modelling_code(const Config& config);
 

@@ -147,11 +147,12 @@ void save(Model& model, RunDir* run, const RunState& state, Background& backgrou
   background.start([&model, run, state] {
     try {
       sync_path(run->metrics_path());  // the lines of steps that will not be repeated must not get lost either
-      std::string path = write_checkpoint(*run, {.model = snapshot_arrays(model, {Part::parameters}),
-                                                 .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
-                                                 .config = model_config_json(model.config(), model.facts().separator),
-                                                 .modelling = modelling_code(model.config()),
-                                                 .state = state});
+      std::string path =
+          write_checkpoint(*run, {.model = arrays_of_folder(model.config(), snapshot_arrays(model, {Part::parameters})),
+                                  .optimizer = snapshot_arrays(model, {Part::moment1, Part::moment2}),
+                                  .config = model_config_json(model.config(), model.facts().separator),
+                                  .modelling = modelling_code(model.config()),
+                                  .state = state});
       std::printf("saved %s\n", path.c_str());
       std::fflush(stdout);
     } catch (const std::exception& error) {

@@ -193,6 +193,17 @@ void SafetensorsWriter::write(const float* values, int64_t count) {
 
 void SafetensorsWriter::write(const ArrayView& array) {
   int64_t columns = array.columns(), count = array.count();
+  if (array.transposed) {  // 64 rows of the file at a time: they share what is read of a row in memory
+    std::vector<float> rows;
+    for (int64_t first = 0; first < count / columns; first += 64) {
+      int64_t height = std::min<int64_t>(64, count / columns - first);
+      rows.resize(height * columns);
+      for (int64_t c = 0; c < columns; c++)
+        for (int64_t r = 0; r < height; r++) rows[r * columns + c] = array.values[c * array.stride + first + r];
+      write(rows.data(), height * columns);
+    }
+    return;
+  }
   if (array.stride == columns || count == 0) return write(array.values, count);
   for (int64_t row = 0; row < count / columns; row++) write(array.values + row * array.stride, columns);
 }

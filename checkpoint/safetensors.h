@@ -21,6 +21,7 @@ struct ArrayView {
   std::vector<int64_t> shape;
   const float* values = nullptr;  // only for writing
   int64_t stride = 0;
+  bool transposed = false;  // the file holds columns of what is in memory as its rows
   int64_t columns() const { return shape.empty() ? 1 : shape.back(); }
   int64_t count() const;  // the product of the shape, 1 for a scalar
 };

@@ -1,11 +1,12 @@
-"""compare.py transformers: do our checkpoints open in transformers, and its GPT-2 folders here, as the same model?
+"""compare.py transformers: do our checkpoints open in transformers, and its GPT-2 and Llama folders here, as the same
+model?
 
 ./train trains a tiny model of each kind in cases(), transformers opens the folder, and both evaluate it, at twice the
-trained length too unless positions are learned; then ./train reads what transformers saves of it, and GPT-2 models that
-transformers makes, in every type of number. Compared are the validation loss, the loss by position, a row of logits and
-greedy generation. The formula is scripts/lib/modeling_plusgpt.py of this tree; if ./train was built with another, a
-line says so. All in fp32. The promise is 1e-4 (nats); the bound is 1e-5, as rounding alone makes 1e-6, and the other
-GELU, for example, not even 1e-4.
+trained length too unless positions are learned; then ./train reads what transformers saves of it, and GPT-2 and Llama
+models that transformers makes, in every type of number. Compared are the validation loss, the loss by position, a row
+of logits and greedy generation. The formula is scripts/lib/modeling_plusgpt.py of this tree; if ./train was built with
+another, a line says so. All in fp32. The promise is 1e-4 (nats); the bound is 1e-5, as rounding alone makes 1e-6, and
+the other GELU, for example, not even 1e-4.
 """
 import itertools
 import json
@@ -37,6 +38,9 @@ CONFIG = {
     "train": {"steps": 12},
     "eval": {"every": 0, "tokens": EVAL_TOKENS},
 }
+
+
+LLAMA = {"model.norm": "rmsnorm", "model.mlp": "swiglu", "model.mlp_ratio": 2, "model.bias": False}
 
 
 def cases(variants):
@@ -83,7 +87,12 @@ def cases(variants):
                    {"model.kv_heads": 1, "attention.output": "exclusive", "attention.variant": "fox"},
                    {"attention.output": "exclusive"}, {"attention.output": "silu", "attention.output_norm": "l2"},
                    {"attention.output": "exclusive", "attention.output_norm": "rms", "model.position": "learned",
-                    "attention.gate": {"activation": "sigmoid"}, "attention.layers": ["lssar", {"gated": False}]}):
+                    "attention.gate": {"activation": "sigmoid"}, "attention.layers": ["lssar", {"gated": False}]},
+                   LLAMA, {**LLAMA, "model.kv_heads": 1}, {**LLAMA, "model.tied": False, "model.head_dim": 6, "model.rope_base": 500},
+                   {**LLAMA, "model.logit_cap": 3, "model.tied": False}, {**LLAMA, "attention.variant": "fox"},
+                   {**LLAMA, "attention.variant": "softplus_gated"}, {"model.mlp": "relu2", "model.bias": False},
+                   {"model.norm": "rmsnorm", "attention.variant": "lssar"},
+                   {"model.tied": False, "model.position": "learned"}):
     yield json.dumps(settings)[1:-1].replace('"', ""), settings
 
 
@@ -171,7 +180,8 @@ def by_position(losses, edges):
 
 def generates(model):
   """Whether generate() takes the largest logit each time, across the end of the trained length."""
-  count = CONTEXT if model.config.model_type == "gpt2" else CONTEXT + 8  # GPT-2 there ends with its positions
+  # GPT-2 there ends with its positions, and Llama continues with all tokens
+  count = CONTEXT + 8 if model.config.model_type == "plusgpt" else CONTEXT
   prompts = torch.tensor([text(CONTEXT - 4, seed) for seed in (5, 6)])
   expected = prompts
   while expected.shape[1] < count:
@@ -217,14 +227,27 @@ def ours_there(trainer, name):
   return row(name, model, loss, errors, generated)
 
 
-def theirs_here(trainer, name, dtype):
-  torch.manual_seed(1)
+def gpt2():
   sizes = CONFIG["model"]
-  model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+  return transformers.GPT2LMHeadModel(transformers.GPT2Config(
       n_layer=sizes["layers"], n_head=sizes["heads"], n_embd=sizes["channels"], n_positions=CONTEXT, vocab_size=VOCAB,
-      bos_token_id=None, eos_token_id=None, initializer_range=0.2)).eval()  # 0.2: logits far from 0
+      bos_token_id=None, eos_token_id=None, initializer_range=0.2))  # 0.2: logits far from 0
+
+
+def llama():
+  sizes = CONFIG["model"]
+  return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+      num_hidden_layers=sizes["layers"], num_attention_heads=sizes["heads"], hidden_size=sizes["channels"],
+      intermediate_size=64, max_position_embeddings=CONTEXT, vocab_size=VOCAB, rms_norm_eps=1e-5, bos_token_id=None,
+      eos_token_id=None, pad_token_id=None, initializer_range=0.2))
+
+
+def theirs_here(trainer, name, make, dtype):
+  torch.manual_seed(1)
+  model = make().eval()
   model.to(dtype).save_pretrained(trainer.path("theirs"))
-  model.float()  # the numbers that the file holds
+  rounded, model = model.state_dict(), make().eval()
+  model.load_state_dict(rounded)  # the numbers that the file holds; Llama's frequencies must not be rounded
   errors, generated = compare(trainer, "theirs", model, [CONTEXT])
   loss = trainer.evaluated("theirs", CONTEXT)["loss"]
   return row(name, model, loss, errors, generated)
@@ -239,8 +262,8 @@ def rows(program, ours, theirs):
     shards.write(os.path.join(folder, "val.bin"), "tokens", text(EVAL_TOKENS + 1, seed=2))
     for name, settings in ours.items():
       yield ours_there(Trainer(program, folder, settings), name)
-    for name, dtype in theirs.items():
-      yield theirs_here(Trainer(program, folder, {"model.position": "learned"}), name, dtype)
+    for name, (make, dtype, settings) in theirs.items():
+      yield theirs_here(Trainer(program, folder, settings), name, make, dtype)
 
 
 def table(arguments):
@@ -250,7 +273,9 @@ def table(arguments):
     names = [os.path.splitext(os.path.basename(path))[0] for path in arguments.kinds]
     ours = {name: settings for name, settings in ours.items() if name.split(",")[0] in names}
     types = ()
-  theirs = {f"transformers' GPT-2, {str(dtype)[6:]}": dtype for dtype in types}
+  theirs = {f"transformers' {name}, {str(dtype)[6:]}": (make, dtype, settings) for dtype in types
+            for name, make, settings in (("GPT-2", gpt2, {"model.position": "learned"}),
+                                         ("Llama", llama, {**LLAMA, "model.tied": False}))}
   ours, theirs = ({name: some[name] for name in some if arguments.only in name} for some in (ours, theirs))
   if not ours and not theirs:
     raise common.UserError(f"--only {arguments.only}: no model has this in its name")

@@ -138,6 +138,93 @@ class Interchange(Trained):
       self.assertEqual(self.bytes_of(self.model()), expected)
 
 
+def transposed(tensor, first=0, count=None):
+  """A tensor [rows, columns] of a file -> [count, rows]: `count` of its columns."""
+  kind, (rows, columns), data = tensor
+  count, values = count or columns, struct.unpack(f"<{rows * columns}f", data)
+  return kind, [count, rows], struct.pack(f"<{rows * count}f", *(values[row * columns + first + column]
+                                                                for column in range(count) for row in range(rows)))
+
+
+class Llama(Trained):
+  BLOCK = {"model__position": "rope", "model__norm": "rmsnorm", "model__mlp": "swiglu", "model__bias": False,
+           "optimizer__warmup_steps": 0}
+
+  def in_our_names(self, tensors):
+    ours = {"wte.weight": tensors["model.embed_tokens.weight"], "ln_f.weight": tensors["model.norm.weight"],
+            **{name: tensor for name, tensor in tensors.items() if name == "lm_head.weight"}}
+    for layer in (0, 1):
+      there, here = f"model.layers.{layer}.", f"h.{layer}."
+      ours[here + "ln_1.weight"] = tensors[there + "input_layernorm.weight"]
+      ours[here + "ln_2.weight"] = tensors[there + "post_attention_layernorm.weight"]
+      for name, parts in {"attn.c_attn": ("self_attn.q", "self_attn.k", "self_attn.v"), "attn.c_proj": ("self_attn.o",),
+                          "mlp.c_fc": ("mlp.gate", "mlp.up"), "mlp.c_proj": ("mlp.down",)}.items():
+        pieces = [tensors[f"{there}{part}_proj.weight"] for part in parts]
+        kind, (outputs, inputs), _ = pieces[0]
+        data = b"".join(data for _, _, data in pieces)
+        ours[f"{here}{name}.weight"] = transposed((kind, [outputs * len(pieces), inputs], data))
+    return ours
+
+  def test_opens_as_transformers_llama(self):
+    for tied in (True, False):
+      folder, config = self.trained(**self.BLOCK, model__tied=tied)
+      own = config.pop("plusgpt")
+      self.assertEqual(config, {
+          "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2,
+          "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 16,
+          "intermediate_size": 64, "max_position_embeddings": 16, "vocab_size": 256, "hidden_act": "silu",
+          "rms_norm_eps": 1e-5, "rope_theta": 10000, "attention_bias": False, "mlp_bias": False,
+          "initializer_range": 0.02, "tie_word_embeddings": tied, "torch_dtype": "float32", "bos_token_id": None,
+          "eos_token_id": None})
+      self.assertEqual(own["model"]["mlp_ratio"], 4)
+      self.assertEqual(sorted(os.listdir(folder)),
+                       ["config.json", "model.safetensors", "optimizer.safetensors", "state.json"])
+      tensors = read_safetensors(os.path.join(folder, "model.safetensors"))
+      self.assertEqual("lm_head.weight" in tensors, not tied)
+      self.assertEqual(len(tensors), 2 + 2 * 9 + (not tied))
+      self.assertEqual(tensors["model.layers.1.self_attn.v_proj.weight"][1], [16, 16])
+      self.assertEqual(tensors["model.layers.0.mlp.down_proj.weight"][1], [16, 64])
+
+  def test_reads_such_a_folder(self):
+    folder, _ = self.trained(**self.BLOCK, model__tied=False)
+    ours = self.in_our_names(read_safetensors(os.path.join(folder, "model.safetensors")))
+    moments = read_safetensors(os.path.join(folder, "optimizer.safetensors"))
+    self.assertEqual({name: shape for name, (_, shape, _) in ours.items()},
+                     {name[2:]: shape for name, (_, shape, _) in moments.items() if name.startswith("m.")})
+    write_safetensors(self.path("ours", "model.safetensors"), ours)
+    written, losses = [], []
+    for name, init in (("theirs", folder), ("mine", "ours")):
+      done = self.ok("--overwrite", **{**GPT2, **self.BLOCK, "model__tied": False, "name": name, "init": init})
+      self.assertEqual(done.stderr, "")
+      written.append(self.bytes_of(self.checkpoint(1, "model.safetensors", run=name)))
+    self.assertEqual(written[0], written[1])
+    # what the folder cannot be here is named
+    config = self.json_of(folder, "config.json")
+    del config["plusgpt"]
+    run = {**GPT2, **self.BLOCK, "model__tied": False, "name": "again", "init": "theirs"}
+    write_safetensors(self.path("theirs", "model.safetensors"),
+                      read_safetensors(os.path.join(folder, "model.safetensors")))
+    for change, warning in (({}, "^$"), ({"rms_norm_eps": 1e-6}, "rms_norm_eps = 1e-06, but here it is 1e-05"),
+                            ({"hidden_act": "gelu"}, "hidden_act"), ({"rope_theta": 500}, "model.rope_base = 500"),
+                            ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, "rope_base = 500000"),
+                            ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type"),
+                            ({"num_key_value_heads": 1}, "num_key_value_heads")):
+      self.write("theirs/config.json", json.dumps({**config, **change}))
+      self.assertRegex(self.ok("--dry-run", **run).stderr, warning)
+    for change, problem in (({"model__bias": True}, "is missing"), ({"model__mlp": "gelu"}, "has shape"),
+                            ({"model__norm": "layernorm", "model__bias": True}, "h.0.ln_1.bias .* is missing")):
+      self.bad("--dry-run", names=["does not fit", problem], wrote_nothing=False, **{**run, **change})
+    done = self.ok("--dry-run", **{**run, "model__tied": True})
+    self.assertIn("lm_head.weight differs from wte.weight", done.stderr)
+
+  def test_anything_else_keeps_our_names(self):
+    for change in ({"attention__window": 4}, {"model__logit_cap": 5}, {"model__rope_fraction": 0.5},
+                   {"attention__layers": [{}, {"rotated": False}]}, {"model__mlp": "relu2"}):
+      folder, config = self.trained(**{**self.BLOCK, **change})
+      self.assertEqual(config["architectures"], ["PlusGPTLMHeadModel"])
+      self.assertIn("wte.weight", read_safetensors(os.path.join(folder, "model.safetensors")))
+
+
 class Init(Trained):
   """`init` of files as others write them."""
 
