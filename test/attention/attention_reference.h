@@ -77,6 +77,11 @@ template <class P> struct RefSharpened {
       s += f[j] = P::round(is_exp ? std::exp(P::round(z[j] - largest)) : ref_softplus(z[j]));
       slope[j] = is_exp ? f[j] : ref_sigmoid(z[j]);
     }
+    if (is_exp) {  // what divides a row of exponentials is kept as its logarithm
+      R log_s = largest + std::log(s);
+      for (size_t j = 0; j < n; j++) slope[j] = f[j] = P::round(std::exp(P::round(z[j] - log_s)));
+      s = 1;
+    }
     for (size_t j = 0; j < n; j++) {
       r[j] = P::round(std::max(R(0), P::round(R(n) * f[j] / s) - offset));
       m = std::max(m, r[j]);
