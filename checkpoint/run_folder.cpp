@@ -80,8 +80,13 @@ Config load_config(const Flags& flags) {
   // The run may have left the file's optimizer at an earlier start.
   std::vector<std::string> sets = flags.sets;
   nlohmann::ordered_json optimizer = config_json(run->config, {"optimizer"})["optimizer"];
-  for (auto& [key, value] : optimizer.items())
-    sets.insert(sets.begin(), "optimizer." + key + "=" + (value.is_string() ? value.get<std::string>() : value.dump()));
+  if (run->config.optimizer.matrices == Matrices::adamw) optimizer.erase("muon");  // without effect
+  const nlohmann::ordered_json flat = optimizer.flatten();
+  for (auto& [path, value] : flat.items()) {
+    std::string key = "optimizer" + path;
+    std::ranges::replace(key, '/', '.');
+    sets.insert(sets.begin(), key + "=" + (value.is_string() ? value.get<std::string>() : value.dump()));
+  }
   Config continued = named_config(flags, sets);
   for (const ChangedSetting& kept : changed_settings(config, continued))
     if (config.origins.contains(kept.key))
