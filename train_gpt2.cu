@@ -446,8 +446,8 @@ void Gpt2<Real>::gate_qkv_backward(Real* dproduct, const Layer& a, int N) {
   if (gated_part(a) < 0) return;
   auto [dx, P] = part_of(dproduct, a, gated_part(a));
   int Z = a.columns.Z, width = gated_part(a) ? KD : A;
-  gate_backward<Real>({dx, P}, {dproduct + QKV + Z, P}, P - QKV - Z, {dx, P}, {a.ungated, width}, logits_of(a), gate_, N,
-                      width / D, D, stream);
+  gate_backward<Real>({dx, P}, {dproduct + QKV + Z, P}, P - QKV - Z, {dx, P}, {a.ungated, width}, logits_of(a),
+                      gate_, N, width / D, D, stream);
 }
 
 // For output [N, out] = input [N, in] W + bias: dW +=; dinput = doutput W^T, and through GELU if before_gelu is given.

@@ -1,5 +1,7 @@
 #include "attention/kv_heads.cuh"
 
+#include <cstdint>
+
 #include "kernels/elementwise.cuh"
 
 namespace {

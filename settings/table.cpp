@@ -147,7 +147,8 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
 
     {"model.layers", &m.layers, "[1, 1000]", no, "transformer blocks"},
     {"model.heads", &m.heads, "[1, 1024]", no, "attention heads"},
-    {"model.kv_heads", &m.kv_heads, "[1, 1024]", "heads", "heads of keys and values; a group of heads shares each (GQA)"},
+    {"model.kv_heads", &m.kv_heads, "[1, 1024]", "heads",
+     "heads of keys and values; a group of heads shares each (GQA)"},
     {"model.channels", &m.channels, "[8, 65536]", no, "width of the residual stream, a multiple of 8"},
     {"model.head_dim", &m.head_dim, "[1, 512]", "channels / heads", "width of a head; even with rope"},
     {"model.context", &m.context, "[1, 16777216]", no, "tokens of a training sequence"},

@@ -158,7 +158,7 @@ class Rules(unittest.TestCase):
                  path in ("checkpoint/checkpoint.cpp", "settings/read.cpp", "settings/table.cpp"))
 
   def test_files_stay_short(self):
-    most = {"train_gpt2.cu": 720, "test/model/model_test.cu": 720}  # a whole model, with the blocks of GPT-2 and Llama
+    most = {"train_gpt2.cu": 720}  # a whole model, with the blocks of GPT-2 and Llama
     long = [(path, text.count("\n")) for path, text in sources(".h", ".cuh", ".cu", ".cpp", ".py", ".sh")
             if text.count("\n") > most.get(path, 650)]
     self.assertEqual(long, [])
