@@ -218,6 +218,13 @@ void ArrayFiles::load(const std::vector<ArrayView>& arrays,
   }
 }
 
+std::vector<float> ArrayFiles::values(const std::string& name) const {
+  const Found& found = found_.at(name);
+  std::vector<float> values(found.tensor->count);
+  found.file->read(*found.tensor, 0, found.tensor->count, values.data());
+  return values;
+}
+
 bool ArrayFiles::has_untied_head() const {
   if (!has(OUTPUT_LAYER)) return false;
   const Found &head = found_.at(OUTPUT_LAYER),

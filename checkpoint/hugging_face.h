@@ -30,6 +30,7 @@ class ArrayFiles {
   // the masks that Hugging Face keeps beside the parameters are ignored.
   void load(const std::vector<ArrayView>& arrays,
             const std::function<void(size_t i, const float* values)>& write) const;
+  std::vector<float> values(const std::string& name) const;  // of an array that is there
 
  private:
   struct Found {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "base/text.h"
@@ -45,11 +46,18 @@ void save_gradients(Model& model, const std::string& path) {
   writer.finish();
 }
 
+// squares: names of tensors whose second moments begin as the squares of the first.
 static void load(Model& model, const std::vector<Part>& parts, const ArrayFiles& files,
-                 const std::vector<Tensor>& tensors) {
+                 const std::vector<Tensor>& tensors, const std::set<std::string>& squares = {}) {
   size_t count = tensors.size();
   files.load(arrays_of(tensors, parts), [&](size_t i, const float* values) {
     Part part = parts[i / count];
+    std::vector<float> begun;
+    if (part == Part::moment2 && squares.contains(tensors[i % count].name)) {
+      begun = files.values("m." + tensors[i % count].name);
+      for (float& value : begun) value *= value;
+      values = begun.data();
+    }
     model.parameters().write(tensors[i % count], values, part);
     if (i % count + 1 == count) model.parameters().scatter(part);
   });
@@ -101,12 +109,33 @@ static void load_init(Model& model, const ArrayFiles& weights) {
         others.c_str());
 }
 
+// Says what becomes of the moments if another optimizer left them, and returns those that load() makes squares: Muon
+// has no second moments, and with 0 AdamW's first updates would be as large as an element's gradient happens to be
+// small.
+static std::set<std::string> begun_moments(Model& model, const Config& before) {
+  Matrices now = model.config().optimizer.matrices;
+  if (before.optimizer.matrices == now) return {};
+  if (model.comm().first())
+    warn("optimizer.matrices: %s", now == Matrices::muon
+                                       ? "AdamW's first moments of the matrices become Muon's momentum; their second "
+                                         "moments are dropped"
+                                       : "Muon's momentum becomes AdamW's first moment of the matrices, and its square "
+                                         "the second, which Muon does not have; give the schedule a warmup "
+                                         "(optimizer.warmup_steps)");
+  std::set<std::string> begun;
+  for (const Tensor& tensor : parameters_of(before))
+    if (!tensor.matrices.empty()) begun.insert(tensor.name);
+  return begun;
+}
+
 int64_t initial_state(Model& model, const std::optional<Checkpoint>& from, bool training) {
   const std::string& init = model.config().init;
   if (from) {
     const std::vector<Tensor>& all = model.parameters().tensors();
     load(model, {Part::parameters}, ArrayFiles({from->path + "/model.safetensors"}), all);
-    if (training) load(model, {Part::moment1, Part::moment2}, ArrayFiles({from->path + "/optimizer.safetensors"}), all);
+    if (training)
+      load(model, {Part::moment1, Part::moment2}, ArrayFiles({from->path + "/optimizer.safetensors"}), all,
+           begun_moments(model, from->state.config));
     return from->state.step;
   }
   if (init.empty()) {

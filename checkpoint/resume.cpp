@@ -225,13 +225,6 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   for (const ChangedSetting& change : changed_settings(before, same_micro))
     std::printf("changed since %s: %s: %s -> %s\n", checkpoint.path.c_str(), change.key.c_str(),
                 shortened(change.was).c_str(), shortened(change.is).c_str());
-  if (before.optimizer.matrices == now.optimizer.matrices) return;
-  if (now.optimizer.matrices == Matrices::muon)
-    warn("optimizer.matrices: AdamW's first moments of the matrices become Muon's momentum; the second are dropped");
-  else
-    warn(
-        "optimizer.matrices: Muon's momentum becomes AdamW's first moment of the matrices; the second begins at 0, so "
-        "the first updates may be large: give the schedule a warmup (optimizer.warmup_steps)");
 }
 
 void begin_run(RunDir& run, bool overwrite, const ResumePoint& point, const Config& config) {
