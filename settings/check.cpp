@@ -190,10 +190,10 @@ static const Rule RULES[] = {
      if (c.optimizer.matrices == Matrices::adamw || c.optimizer.lr > 0) return "";
      return "leaves all but the matrices as they are; with optimizer.matrices = \"muon\" set both rates";
    }},
-  {"optimizer.matrices", {"model.heads", "model.head_dim"}, [](const Config& c) -> std::string {
-     if (c.optimizer.matrices == Matrices::adamw || c.model.heads * c.model.head_dim > 1) return "";
-     return "finds matrices of one row or column, whose orthogonal updates all have one length; use more heads "
-            "(model.heads), wider ones (model.head_dim), or \"adamw\"";
+  {"optimizer.matrices", {"model.kv_heads", "model.head_dim"}, [](const Config& c) -> std::string {
+     if (c.optimizer.matrices == Matrices::adamw || c.model.kv_width() > 1) return "";
+     return "finds matrices of one column, whose orthogonal updates all have one length; use more heads "
+            "(model.kv_heads), wider ones (model.head_dim), or \"adamw\"";
    }},
   {"optimizer.grad_clip", {}, [](const Config& c) -> std::string {
      if (c.optimizer.grad_clip == 0 || c.optimizer.grad_clip >= 1e-30) return "";

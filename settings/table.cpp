@@ -244,7 +244,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
      "updates the layers' matrices of q, k, v (each for itself), attn.c_proj, mlp.c_fc, mlp.c_proj; AdamW all others"},
     only_with(MUON, {"optimizer.muon.lr", &o.muon.lr, "(0, 1000]", no,
                      "Muon's peak rate (0.02 for spectral), on the same schedule"}),
-    only_with(MUON, {"optimizer.muon.momentum", &o.muon.momentum, "[0, 1)", no, "Muon's (Nesterov) momentum"}),
+    only_with(MUON, {"optimizer.muon.momentum", &o.muon.momentum, "[0, 0.9999999]", no, "Muon's (Nesterov) momentum"}),
     only_with(MUON, {"optimizer.muon.weight_decay", &o.muon.weight_decay, "[0, 1000]", no,
                      "decay of Muon's matrices, in place of optimizer.weight_decay"}),
     only_with(MUON, {"optimizer.muon.scale", choice(o.muon.scale, muon_scale_names), "", no,

@@ -58,7 +58,7 @@ VALUES = {
     "data.separator": [ord("e"), ord(" ")],
     "data.train": ["train*.bin", "train_000000.bin"], "data.val": ["val.bin"], "data.labels": [False, False, True],
     "data.val_labels": [None], "batch.micro": [None, 1, 2, 3], "batch.tokens": [1, 1, 2, 3],
-    "optimizer.lr": [1e-5, 1e-4, 1e-3, 1e-2], "optimizer.beta1": [0, 0.9], "optimizer.beta2": [0.95, 0.999],
+    "optimizer.lr": [0, 1e-4, 1e-3, 1e-2], "optimizer.beta1": [0, 0.9], "optimizer.beta2": [0.95, 0.999],
     "optimizer.eps": [1e-8, 1e-4], "optimizer.weight_decay": [0, 0.1], "optimizer.grad_clip": [0, 0.1, 1],
     "optimizer.warmup_steps": [0, 1, 9], "optimizer.final_lr_fraction": [0, 0.1], "optimizer.decay_fraction": [0.2, 1],
     "optimizer.muon.lr": [0.02, 0.1], "optimizer.muon.momentum": [0, 0.95], "optimizer.muon.weight_decay": [0, 0.1],

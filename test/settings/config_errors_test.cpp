@@ -105,6 +105,8 @@ TEST(ConfigErrors, RefusalsOfValues) {
            {"optimizer.beta1", "1", "must be a number in [0, 0.9999999]"},
            {"optimizer.eps", "0", "must be a number in [1e-30, 1]"},
            {"optimizer.lr", R"("6e-4")", "must be a number in [0, 1000]"},
+           {"optimizer.muon.lr", "0", "must be a number in (0, 1000]"},
+           {"optimizer.muon.momentum", "1", "must be a number in [0, 0.9999999]"},
            {"data.shuffle", "1", "must be true or false"},
            {"data.train", "[1]", "must be text or a list of text items"},
            {"data.train", R"({"a":"b"})", "must be text or a list of text items"},
@@ -286,8 +288,19 @@ TEST(ConfigErrors, CrossChecks) {
                "eval.rope_scaling = \"yarn\" needs model.position = \"rope\", not \"none\"  [x.json]");
   expect_error(R"({"eval": {"rope_scaling": "ntk"}, "model": {"head_dim": 2}})", {},
                "eval.rope_scaling = \"ntk\" needs model.head_dim > 2, not 2  [x.json]");
+  expect_error(R"({"optimizer": {"matrices": "muon", "lr": 0}})", {},
+               "optimizer.lr = 0 leaves all but the matrices as they are; with optimizer.matrices = \"muon\" set both "
+               "rates  [x.json]");
+  expect_error(R"({"optimizer": {"matrices": "muon", "muon": {"scale": "rms"}}})", {},
+               "optimizer.muon.scale = \"rms\" needs another rate than the default, which is spectral's; set "
+               "optimizer.muon.lr, near optimizer.lr  [x.json]");
+  expect_error(R"({"model": {"kv_heads": 1, "head_dim": 1, "position": "none"}})", {"optimizer.matrices=muon"},
+               "optimizer.matrices = \"muon\" finds matrices of one column, whose orthogonal updates all have one "
+               "length; use more heads (model.kv_heads), wider ones (model.head_dim), or \"adamw\"  [--set]");
   for (auto* fine :
-       {R"({"model": {"channels": 104, "head_dim": 36}})", R"({"model": {"head_dim": 63, "position": "learned"}})",
+       {R"({"optimizer": {"matrices": "muon", "muon": {"scale": "rms", "lr": 1e-3}}})",
+        R"({"optimizer": {"matrices": "muon"}, "model": {"heads": 2, "head_dim": 1, "position": "none"}})",
+        R"({"model": {"channels": 104, "head_dim": 36}})", R"({"model": {"head_dim": 63, "position": "learned"}})",
         R"({"model": {"mlp_ratio": 3.5001}})",  // rounds to 2688
         R"({"train": {"steps": 100, "tokens": 0}})", R"({"eval": {"rope_scaling": "ntk"}, "model": {"head_dim": 4}})"})
     EXPECT_EQ(error_in(fine), "");
