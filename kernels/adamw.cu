@@ -111,10 +111,9 @@ template <class T> struct AdamWElement {
   float *master, *m, *v;
   const float *grad, *grad_scale;
   AdamWStep step;
-  size_t first;
   __device__ void operator()(size_t i, size_t n) const {
     float p = master[i];
-    adamw_element(p, m[i], v[n - first], grad[i] * grad_scale[0], step);
+    adamw_element(p, m[i], v[n], grad[i] * grad_scale[0], step);
     master[i] = p;
     if constexpr (!std::is_same_v<T, float>) param[i] = from_float<T>(p);
   }
@@ -123,7 +122,7 @@ template <class T> struct AdamWElement {
 template <class T>
 void adamw_update_rows(T* param, float* master, float* m, float* v, const float* grad, const float* grad_scale,
                        const RowBlock& block, size_t first, size_t count, const AdamW& a, cudaStream_t stream) {
-  AdamWElement<T> update{param, master, m, v, grad, grad_scale, step_of(a), first};
+  AdamWElement<T> update{param, master, m, v - first, grad, grad_scale, step_of(a)};
   for_elements(update, block, first, first + count, stream);
 }
 

@@ -13,22 +13,24 @@ template <class TOut, class TIn> void convert(TOut* out, const TIn* in, size_t n
 template void convert(bf16*, const float*, size_t, cudaStream_t);
 template void convert(float*, const float*, size_t, cudaStream_t);
 
-struct Spread {
+template <class T> struct Spread {
   float* array;
-  const float* list;
-  size_t first;
-  __device__ void operator()(size_t i, size_t n) const { array[i] = list[n - first]; }
+  const T* list;
+  __device__ void operator()(size_t i, size_t n) const { array[i] = to_float(list[n]); }
 };
 struct Collect {
   float* list;
   const float* array;
-  size_t first;
-  __device__ void operator()(size_t i, size_t n) const { list[n - first] = array[i]; }
+  __device__ void operator()(size_t i, size_t n) const { list[n] = array[i]; }
 };
 
-void spread(float* array, const float* list, const RowBlock& block, size_t first, size_t count, cudaStream_t stream) {
-  for_elements(Spread{array, list, first}, block, first, first + count, stream);
+template <class T>
+void spread(float* array, const T* list, const RowBlock& block, size_t first, size_t count, cudaStream_t stream) {
+  for_elements(Spread<T>{array, list - first}, block, first, first + count, stream);
 }
 void collect(float* list, const float* array, const RowBlock& block, size_t first, size_t count, cudaStream_t stream) {
-  for_elements(Collect{list, array, first}, block, first, first + count, stream);
+  for_elements(Collect{list - first, array}, block, first, first + count, stream);
 }
+
+template void spread(float*, const float*, const RowBlock&, size_t, size_t, cudaStream_t);
+template void spread(float*, const bf16*, const RowBlock&, size_t, size_t, cudaStream_t);

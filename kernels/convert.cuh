@@ -7,6 +7,7 @@
 template <class TOut, class TIn> void convert(TOut* out, const TIn* in, size_t n, cudaStream_t stream);
 
 // Elements first .. first + count - 1 of a block of `array`, and `list` [count] of these alone: spread() makes array =
-// list, collect() list = array. Floor: count floats read and written.
-void spread(float* array, const float* list, const RowBlock& block, size_t first, size_t count, cudaStream_t stream);
+// list, collect() list = array. Floor: count elements read and written.
+template <class T>
+void spread(float* array, const T* list, const RowBlock& block, size_t first, size_t count, cudaStream_t stream);
 void collect(float* list, const float* array, const RowBlock& block, size_t first, size_t count, cudaStream_t stream);

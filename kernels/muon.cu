@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/convert.cuh"
 #include "kernels/elementwise.cuh"
 #include "kernels/grad_norm.cuh"
 #include "kernels/matmul.cuh"
@@ -68,12 +69,6 @@ template <class T> struct Polynomial {
   }
 };
 
-template <class T> struct Unpack {
-  float* u;
-  const T* x;
-  __device__ void operator()(size_t i, size_t n) const { u[i] = to_float(x[n]); }
-};
-
 template <class T> void MuonWork<T>::plan(MemoryPlan& plan, std::span<const RowBlock> matrices, int most) {
   size_t largest = 0, square = 0;
   for (const RowBlock& matrix : matrices) {
@@ -108,15 +103,7 @@ void orthogonalise(float* u, std::span<const RowBlock> matrices, const MuonWork<
     matmul<T, T>({.d = y, .a = tall ? x : p, .b = tall ? p : x, .m = m, .n = n, .k = k, .batch = count}, stream);
     std::swap(x, y);
   }
-  for (int j = 0; j < count; j++) for_elements(Unpack<T>{u, x + j * size}, matrices[j], 0, size, stream);
-}
-
-struct Zero {
-  float* u;
-  __device__ void operator()(size_t i, size_t) const { u[i] = 0; }
-};
-void zero_matrix(float* u, const RowBlock& matrix, cudaStream_t stream) {
-  for_elements(Zero{u}, matrix, 0, matrix.size(), stream);
+  for (int j = 0; j < count; j++) spread(u, x + j * size, matrices[j], 0, size, stream);
 }
 
 double orthogonalise_flops(const RowBlock& matrix) {

@@ -33,7 +33,6 @@ inline constexpr int MUON_BLOCKS = 64;
 template <class T>
 void orthogonalise(float* u, std::span<const RowBlock> matrices, const MuonWork<T>& work, cudaStream_t stream);
 double orthogonalise_flops(const RowBlock& matrix);
-void zero_matrix(float* u, const RowBlock& matrix, cudaStream_t stream);  // u = 0 there
 
 // For the elements first .. last - 1 of a matrix: master = W, and param = W, rounded; for T = float master is param.
 // Floor: 12 bytes moved per element for float32, 14 for bf16.

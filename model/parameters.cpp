@@ -201,7 +201,9 @@ template <class T> void ParameterStore::update_matrices(T* rounded, const MuonWo
   });
   if (layout_.zero) gather_shares(gradients_);
   for (size_t n = 0; n < matrices.size(); n++)
-    if (layout_.owners[n] != comm_.rank()) zero_matrix(gradients_, matrices[n], stream_);
+    if (const RowBlock& other = matrices[n]; layout_.owners[n] != comm_.rank())
+      CUDA_CHECK(cudaMemset2DAsync(gradients_ + other.offset, other.stride * sizeof(float), 0,
+                                   other.columns * sizeof(float), other.rows, stream_));
   for (const auto& batch : layout_.batches(comm_.rank(), MUON_BATCH)) orthogonalise(gradients_, batch, work, stream_);
   unreduced_ = layout_.buckets.count();
   reduce_from(0);  // a matrix is 0 on all ranks but one, so the sums are exact
