@@ -1,6 +1,6 @@
 // The attention kernels as a C library, which plusgpt_attention.py loads. It knows nothing of PyTorch: tensors are
 // addresses, settings are text, and a call returns nullptr or a line that says what is wrong. Nothing is allocated on a
-// device, and no call waits for one, so calls on a GPU can be captured in a graph. Read the structs, then forward().
+// device, and no call waits for one, so calls on a GPU can be captured in a graph. Read operator.h, then forward().
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -8,47 +8,15 @@
 #include <string>
 
 #include "attention/attention.h"
+#include "attention/output.cuh"
 #include "attention/position_bias.cuh"
 #include "attention/prepare.cuh"
 #include "attention/prune.cuh"
 #include "base/text.h"
 #include "kernels/elementwise.cuh"
 #include "pytorch/caller.h"
+#include "pytorch/operator.h"
 #include "settings/config.h"
-
-// A tensor [B, T, heads, D] of any strides, in elements, but with whole rows of D elements.
-struct PlusgptHeads {
-  const void* x;
-  int64_t b, t, h;  // strides
-};
-
-// One call; plusgpt_attention.py lists the same members. What the settings do not have is nullptr. T is float or bf16.
-struct PlusgptCall {
-  // The trained length, whether there are a decay, a sink and a scale of ssmax, and the number of learned tensors; then
-  // lines "KEY=VALUE", with the keys behind "attention.".
-  const char* settings;
-  int B, T, H, D, kv_heads, bf16, training, threads, prunes;
-  void* stream;
-  PlusgptHeads q, k, v;  // k and v have kv_heads heads
-  // forward: qkv [B, T, 3, H, D] = the prepared q, k and v, out [B, T, H, D] =, saved [row_floats, B, H, T] =; the
-  // backward reads all three
-  void *qkv, *out;
-  float* saved;
-  const void *sink, *ssmax_scale, *learned[MOST_PARAMETERS];  // T [H]
-  const float* decay;                                         // [B, T, H]: c grows by it
-  const int2* documents;                                      // [B, T]: AttentionCall::documents
-  void* workspace;
-  // backward: dqkv [B, T, 3, H, D] =; dout [B, T, H, D] is changed where outputs have a norm
-  void *dout, *dqkv;
-  float *dsink, *dssmax_scale, *dlearned[MOST_PARAMETERS];  // [H] +=
-  float* ddecay;                                            // [B, T, H] =
-};
-
-struct PlusgptSizes {
-  int64_t row_floats;         // of `saved`, for each row (b, h, t)
-  int64_t forward, backward;  // bytes of the workspace
-  int64_t changes_dout;
-};
 
 namespace {
 
@@ -113,11 +81,11 @@ const Parsed& parsed(const PlusgptCall& p) {
 template <class T> struct Layer {
   AttentionSettings settings;
   AttentionCall<T> call;
-  bool has_norms = settings.qk_norm != QkNorm::none, has_output_norm = settings.norm_of_output() != QkNorm::none;
+  bool has_norms = settings.qk_norm != QkNorm::none, changes_output = settings.changes_output();
   int statistics;  // floats of a row
-  float *stats, *output_norms;
-  float* bias;
-  char* sums;  // the workspace of the backward pass
+  float* stats;
+  float *bias, *along;  // along: of output_backward()
+  char* sums;           // the workspace of the backward pass
 
   explicit Layer(const PlusgptCall& p)
       : settings(parsed(p).attention),
@@ -130,9 +98,9 @@ template <class T> struct Layer {
     size_t rows = call.shape.rows();
     stats = p.saved;
     call.norms = has_norms ? p.saved + rows * statistics : nullptr;
-    output_norms = p.saved + rows * (statistics + 2 * has_norms);
     bias = static_cast<float*>(p.workspace);
-    sums = static_cast<char*>(p.workspace) + bias_bytes();
+    along = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + bias_bytes());
+    sums = reinterpret_cast<char*>(along) + along_bytes();
     call.bias = settings.bias == Bias::none ? nullptr : bias;
     call.documents = p.documents;
     call.sink = static_cast<const T*>(p.sink), call.dsink = p.dsink;
@@ -141,11 +109,10 @@ template <class T> struct Layer {
       call.learned[n] = static_cast<const T*>(p.learned[n]), call.dlearned[n] = p.dlearned[n];
   }
   Layer(const Layer&) = delete;  // call refers to settings
-  int64_t row_floats() const { return statistics + 2 * has_norms + has_output_norm; }
-  size_t bias_bytes() const {
-    size_t bytes = settings.bias == Bias::none ? 0 : bias_floats(call.shape) * sizeof(float);
-    return (bytes + 255) / 256 * 256;
-  }
+  int64_t row_floats() const { return statistics + 2 * has_norms; }
+  static size_t aligned(size_t floats) { return (floats * sizeof(float) + 255) / 256 * 256; }
+  size_t bias_bytes() const { return settings.bias == Bias::none ? 0 : aligned(bias_floats(call.shape)); }
+  size_t along_bytes() const { return changes_output ? aligned(call.shape.rows()) : 0; }
   // The bias is made again in the backward pass: it costs less than to keep it. A decay is float, whatever T is.
   void make_bias(const PlusgptCall& p) const {
     AttentionCall<float> in_float{
@@ -193,7 +160,7 @@ template <class T> void forward(const PlusgptCall& p) {
   prepare_forward(qkv, layer.call);
   layer.make_bias(p);
   attention_forward(out, layer.stats, qkv, layer.call, p.training);
-  if (layer.has_output_norm) norm_output(out, layer.output_norms, layer.call);
+  if (layer.changes_output) output_forward(static_cast<T*>(p.y), out, qkv, layer.call);
 }
 
 template <class T> void backward(const PlusgptCall& p) {
@@ -201,8 +168,9 @@ template <class T> void backward(const PlusgptCall& p) {
   const T *qkv = static_cast<const T*>(p.qkv), *out = static_cast<const T*>(p.out);
   T *dout = static_cast<T*>(p.dout), *dqkv = static_cast<T*>(p.dqkv);
   layer.make_bias(p);
-  if (layer.has_output_norm) norm_output_backward(dout, out, layer.output_norms, layer.call);
+  if (layer.changes_output) output_backward(dout, layer.along, out, qkv, layer.call);
   attention_backward<T>(dqkv, dout, out, layer.stats, qkv, layer.sums, layer.call, true);
+  output_backward_values(dqkv, dout, layer.along, out, qkv, layer.call);
   if (!p.ddecay) return;
   AttentionCall<float> in_float{
       .settings = layer.settings, .shape = layer.call.shape, .stream = layer.call.stream, .documents = p.documents};
@@ -215,7 +183,8 @@ template <class T> void sizes(const PlusgptCall& p, PlusgptSizes& to) {
     user_error("q has B = %d sequences of T = %d: at most %d can be computed at once", p.B, p.T, most);
   size_t backward =
       std::max(attention_backward_workspace(layer.call), prepare_backward_workspace(layer.settings, layer.call.shape));
-  to = {layer.row_floats(), int64_t(layer.bias_bytes()), int64_t(layer.bias_bytes() + backward), layer.has_output_norm};
+  to = {layer.row_floats(), int64_t(layer.bias_bytes()), int64_t(layer.bias_bytes() + layer.along_bytes() + backward),
+        layer.changes_output};
 }
 
 // nullptr, or what f threw: a text that lives until this thread fails again.
@@ -231,17 +200,16 @@ template <class F> const char* text_of_error(F f) try {
 
 }  // namespace
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-EXPORT const char* plusgpt_sizes(const PlusgptCall* p, PlusgptSizes* to) {
+const char* plusgpt_sizes(const PlusgptCall* p, PlusgptSizes* to) {
   return text_of_error([&] { p->bf16 ? sizes<bf16>(*p, *to) : sizes<float>(*p, *to); });
 }
-EXPORT const char* plusgpt_forward(const PlusgptCall* p) {
+const char* plusgpt_forward(const PlusgptCall* p) {
   return text_of_error([&] {
     set_cpu_threads(p->threads);
     p->bf16 ? forward<bf16>(*p) : forward<float>(*p);
   });
 }
-EXPORT const char* plusgpt_backward(const PlusgptCall* p) {
+const char* plusgpt_backward(const PlusgptCall* p) {
   return text_of_error([&] {
     set_cpu_threads(p->threads);
     p->bf16 ? backward<bf16>(*p) : backward<float>(*p);

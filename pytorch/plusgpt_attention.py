@@ -26,14 +26,14 @@ class Call(ctypes.Structure):  # PlusgptCall
   _fields_ = [("settings", ctypes.c_char_p),
               *((name, ctypes.c_int) for name in "B T H D kv_heads bf16 training threads prunes".split()),
               ("stream", POINTER), *((name, Heads) for name in "qkv"),
-              *((name, POINTER) for name in "qkv out saved sink ssmax_scale".split()),
+              *((name, POINTER) for name in "qkv out y saved sink ssmax_scale".split()),
               ("learned", POINTER * MOST_PARAMETERS),
               *((name, POINTER) for name in "decay documents workspace dout dqkv dsink dssmax_scale".split()),
               ("dlearned", POINTER * MOST_PARAMETERS), ("ddecay", POINTER)]
 
 
 class Sizes(ctypes.Structure):  # PlusgptSizes
-  _fields_ = [(name, ctypes.c_int64) for name in ("row_floats", "forward", "backward", "changes_dout")]
+  _fields_ = [(name, ctypes.c_int64) for name in ("row_floats", "forward", "backward", "changes_output")]
 
 
 # ---- the library of kernels
@@ -138,25 +138,31 @@ OTHERS = ("Tensor? decay, Tensor? documents, Tensor? sink, Tensor? ssmax_scale, 
           "bool training")
 
 
+def sizes_of_rows(x, settings, training):
+  """What does not depend on B and T, which may be symbols of dynamic compilation. x: q or qkv."""
+  return sizes_of(x.device.type, settings, 1, 1, int(x.shape[-2]), int(x.shape[-1]), x.dtype, training)
+
+
 def outputs(heads, settings, training):
-  """out [B, T, H, D]; q, k and v as prepared; what else the backward pass reads. B and T may be symbols, of dynamic
-  compilation: a row's floats do not depend on them."""
+  """y [B, T, H, D]; attention's output before the operation and the norm that make it y, or nothing without them; q, k
+  and v as prepared; what else the backward pass reads."""
   x = heads[0]
   B, T, H, D = x.shape[0], x.shape[1], x.shape[-2], x.shape[-1]
-  floats = sizes_of(x.device.type, settings, 1, 1, int(H), int(D), x.dtype, training).row_floats
-  return (x.new_empty(B, T, H, D), x.new_empty(B, T, 3, H, D),
-          x.new_empty(floats, B, H, T, dtype=torch.float32))
+  sizes = sizes_of_rows(x, settings, training)
+  return (x.new_empty(B, T, H, D), x.new_empty(B if sizes.changes_output else 0, T, H, D), x.new_empty(B, T, 3, H, D),
+          x.new_empty(sizes.row_floats, B, H, T, dtype=torch.float32))
 
 
 @torch.library.custom_op("plusgpt::attention", mutates_args=(),
-                         schema=f"(Tensor[] heads, {OTHERS}) -> (Tensor, Tensor, Tensor)")
+                         schema=f"(Tensor[] heads, {OTHERS}) -> (Tensor, Tensor, Tensor, Tensor)")
 def attention_op(heads, decay, documents, sink, ssmax_scale, learned, settings, training):
-  out, qkv, saved = outputs(heads, settings, training)
-  if out.numel():
-    tensors = numbers_of(out.dtype, decay, documents, sink, ssmax_scale, learned)
-    run("plusgpt_forward", sizes_for(qkv, settings, training).forward, qkv, dict(tensors, out=out, saved=saved),
-        settings, training, heads if len(heads) == 3 else heads[0].unbind(2))
-  return out, qkv, saved
+  y, out, qkv, saved = outputs(heads, settings, training)
+  if y.numel():
+    tensors = numbers_of(y.dtype, decay, documents, sink, ssmax_scale, learned)
+    run("plusgpt_forward", sizes_for(qkv, settings, training).forward, qkv,
+        dict(tensors, out=out if out.numel() else y, y=y, saved=saved), settings, training,
+        heads if len(heads) == 3 else heads[0].unbind(2))
+  return y, out, qkv, saved
 
 
 @attention_op.register_fake
@@ -178,7 +184,7 @@ def backward_op(dout, out, qkv, saved, decay, documents, sink, ssmax_scale, lear
   if out.numel():
     tensors = numbers_of(out.dtype, decay, documents, sink, ssmax_scale, learned)
     sizes = sizes_for(qkv, settings, training)
-    dout = dout.clone(memory_format=torch.contiguous_format) if sizes.changes_dout else dout.contiguous()
+    dout = dout.clone(memory_format=torch.contiguous_format) if sizes.changes_output else dout.contiguous()
     run("plusgpt_backward", sizes.backward, qkv,
         dict(tensors, out=out, saved=saved, dout=dout, dqkv=dqkv, ddecay=ddecay, dsink=dsink,
              dssmax_scale=dssmax_scale, dlearned=dlearned), settings, training)
@@ -191,10 +197,12 @@ def _(dout, out, qkv, saved, decay, documents, sink, ssmax_scale, learned, setti
 
 
 def setup_context(ctx, inputs, output):
-  heads, decay, documents, sink, ssmax_scale, learned, ctx.settings, _ = inputs
+  heads, decay, documents, sink, ssmax_scale, learned, ctx.settings, training = inputs
+  y, out, *others = output
   ctx.set_materialize_grads(False)
   ctx.kv_heads = heads[-1].shape[-2] if len(heads) == 3 else 0
-  ctx.save_for_backward(*output, decay, documents, sink, ssmax_scale, *learned)
+  out = out if sizes_of_rows(heads[0], ctx.settings, training).changes_output else y
+  ctx.save_for_backward(out, *others, decay, documents, sink, ssmax_scale, *learned)
 
 
 def backward(ctx, dout, *_):
@@ -246,8 +254,8 @@ def attention(q, k, v, *, decay=None, documents=None, cu_seqlens=None, sink=None
   cu_seqlens: [N + 1], where the documents of B T tokens begin, and the end: documents in another form.
   sink: [H], learned, or "one". ssmax_scale: [H], with scale="ssmax". learned: a tensor [H] for each learned number of
   the kind, in its order; without them their initial values hold. All of these but documents get gradients.
-  keys: kind, power, window, sink_tokens, qk_norm, scale, output_norm, variant and the others behind "attention." of
-  attention/README.md. context: the trained length, for what needs it. Positions are not rotated here."""
+  keys: kind, power, window, sink_tokens, qk_norm, scale, output, output_norm, variant and the others behind
+  "attention." of attention/README.md. context: the trained length, for what needs it. Positions are not rotated."""
   require(all(isinstance(x, torch.Tensor) and x.dim() == 4 for x in (q, k, v)),
           "q, k and v must be tensors [B, T, H, D]")
   q, k, v = as_autocast(q, k, v)

@@ -26,7 +26,7 @@ _stand_in.GenerationMixin = _stand_in.PretrainedConfig = object
 _stand_in.PreTrainedModel, _stand_in.CausalLMOutput = PreTrainedModel, SimpleNamespace
 with mock.patch.dict(sys.modules, {"transformers": _stand_in, "transformers.modeling_outputs": _stand_in}):
   from lib.modeling_plusgpt import (  # noqa: F401: four for others
-      FORMULAS, PlusGPTLMHeadModel, bias, normalised, scores, weights)
+      FORMULAS, PlusGPTLMHeadModel, bias, finished, scores, weights)
 
 from lib import kind_file
 from lib.common import stop

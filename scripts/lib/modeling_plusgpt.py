@@ -197,6 +197,14 @@ def weights_of_formula(z, seen, rows, settings, context, learned, starts):
   return become[row_weights](y)
 
 
+def finished(o, v, output, norm):
+  """Heads' outputs o of the values v after the operation and the norm."""
+  y = OUTPUTS[output](o, v)
+  if output == "exclusive" and norm != "none":  # what is left is rounding, as in a first row
+    y = y.masked_fill(y.norm(dim=-1, keepdim=True) <= 2**-16 * o.norm(dim=-1, keepdim=True), 0)
+  return normalised(y, norm)
+
+
 def sharpened(a, rows, seen, settings):
   """The second stage of lssar and softmaxr: what exceeds the mean weight, raised to a power. r reaches T and its power
   would overflow, so it is divided by the row's maximum; a row whose maximum is next to nothing scores all keys alike,
@@ -263,11 +271,7 @@ class Attention(nn.Module):
       c = bias(decay, self.settings.bias, self.heads, T).to(z)
       z = z + (c[..., :, None] - c[..., None, :])
     P = weights(z, self.settings, self.context, self.sink, self.score, starts)
-    o = P @ v.to(wide)
-    y = OUTPUTS[self.output](o, v.to(wide))
-    if self.output == "exclusive" and self.output_norm != "none":  # what is left is rounding, as in a first row
-      y = y.masked_fill(y.norm(dim=-1, keepdim=True) <= 2**-16 * o.norm(dim=-1, keepdim=True), 0)
-    y = normalised(y, self.output_norm).to(x.dtype).transpose(1, 2)
+    y = finished(P @ v.to(wide), v.to(wide), self.output, self.output_norm).to(x.dtype).transpose(1, 2)
     y = self.gated(y, x, "sdpa").flatten(2)
     return self.gated(self.c_proj(y), x, "output"), P.to(x.dtype)
 

@@ -12,7 +12,7 @@ from lib import formula, kind_file
 FILES = os.path.join(ROOT, "test", "attention", "kinds")
 UNIT = {torch.float32: 2 ** -24, torch.bfloat16: 2 ** -8}
 DEFAULTS = {"kind": "softmax", "window": 0, "sink_tokens": 0, "qk_norm": "none", "scale": "rsqrt_d", "sink": "none",
-            "output_norm": "none"}
+            "output": "none", "output_norm": "none"}
 LEARNED = {}  # of each kind, {name: initial value}
 for _path in [*kind_file.of_the_tree(), *sorted(os.path.join(FILES, name) for name in os.listdir(FILES))]:
   _kind = kind_file.read(_path)
@@ -41,8 +41,7 @@ def dense(q, k, v, *, decay=None, documents=None, sink=None, ssmax_scale=None, l
   names = LEARNED[settings.kind]
   numbers = dict(zip(names, learned)) or {name: torch.full(q.shape[1:2], value) for name, value in names.items()}
   P = formula.weights(z, settings, context, sink, numbers, starts)
-  sums_to_1 = settings.kind in ("softmax", "lssar") or formula.FORMULAS[settings.kind][0] != "none"
-  return formula.normalised(P @ v, "none" if sums_to_1 else settings.output_norm).transpose(1, 2)
+  return formula.finished(P @ v, v, settings.output, settings.output_norm).transpose(1, 2)
 
 
 class Product(torch.autograd.Function):
@@ -93,5 +92,18 @@ def results(f, tensors, dout, keys):
   return dict(zip(("out", *tensors), (x.detach().double() for x in (out, *gradients))))
 
 
-def deviation(x, exact):
-  return ((x - exact).abs().max() / exact.abs().max()).item() if (x != exact).any() else 0.0
+class Pool:
+  """compare.h's Pool: results of several draws are compared as one tensor. error: of each result, max |x - exact| /
+  max |exact|."""
+
+  def __init__(self):
+    self.difference, self.largest = {}, {}
+
+  def add(self, results, exact):
+    for name, x in results.items():
+      difference = (x - exact[name]).abs().max().nan_to_num(nan=torch.inf).item()
+      self.difference[name] = max(difference, self.difference.get(name, 0))
+      self.largest[name] = max(exact[name].abs().max().item(), self.largest.get(name, 0))
+
+  def error(self, name):
+    return self.difference[name] and self.difference[name] / (self.largest[name] or 1e-300)

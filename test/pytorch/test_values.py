@@ -16,7 +16,7 @@ try:
   import plusgpt_attention
   from plusgpt_attention import attention, attention_qkvpacked
 
-  from pytorch.reference import LEARNED, UNIT, dense, deviation, naive, results
+  from pytorch.reference import LEARNED, UNIT, Pool, dense, naive, results
   plusgpt_attention.library("cpu")
   missing = ""
 except (ImportError, RuntimeError) as problem:
@@ -47,10 +47,13 @@ def cases():
     every[f"{kind}, decay"] = (keys, [*tensors, "decay"])
   lssar = every["lssar"][0]
   return {**every, "power 15": ({**lssar, "power": 15}, []), "power 2.5": ({**lssar, "power": 2.5}, []),
-          "alibi": ({"bias": "alibi"}, []),
+          "offset": ({**lssar, "offset": 0.5, "offset_free_rows": 7}, []), "alibi": ({"bias": "alibi"}, []),
           "sink one": ({"sink": "one"}, []), "sink": ({}, ["sink"]), "sink, window": (windows, ["sink"]),
           "ssmax": ({"scale": "ssmax"}, ["ssmax_scale"]), "logn": ({"scale": "logn", "context": 128}, []),
           "sigmoid l2": ({"kind": "sigmoid", "output_norm": "l2", "context": 256}, []), "rms": ({"qk_norm": "rms"}, []),
+          "silu": ({"output": "silu"}, []), "exclusive": ({"output": "exclusive"}, []),
+          "lssar, silu, l2": ({**lssar, "output": "silu", "output_norm": "l2"}, []),
+          "exclusive, rms, documents": ({"output": "exclusive", "output_norm": "rms"}, ["documents"]),
           "documents, window, decay": (windows, ["documents", "decay"]),
           "documents, window, decay, lssar": ({**lssar, **windows}, ["documents", "decay"])}
 
@@ -78,21 +81,19 @@ def inputs(shape, kind, names, dtype, seed, kv_heads=None):
 
 @unittest.skipUnless(torch, missing)
 class Values(unittest.TestCase):
-  def compare(self, name, shape, keys, names, dtype=None, seeds=(0,), kv_heads=None):
-    """Pools the errors of several seeds, as compare.h does."""
+  def compare(self, name, shape, keys, names, dtype=None, seeds=range(3), kv_heads=None):
     dtype = dtype or torch.float32
-    found, plain = {}, {}
+    found, plain = Pool(), Pool()
     for seed in seeds:
       tensors, more, dout = inputs(shape, keys.get("kind", "softmax"), names, dtype, seed, kv_heads)
       keys = {**keys, **more}
       wide = {name: x.double() for name, x in tensors.items()}
       exact = results(dense, wide, dout.double(), keys)
-      for errors, f in ((found, attention), (plain, naive)):
-        out = results(f, tensors, dout, keys)
-        for each, x in out.items():
-          errors[each] = max(errors.get(each, 0), deviation(x, exact[each]))
-    for each in found:
-      self.assertLessEqual(found[each], 2 * plain[each] + 2 * UNIT[dtype], f"{name}, {each}, {shape}, {dtype}")
+      for pool, f in ((found, attention), (plain, naive)):
+        pool.add(results(f, tensors, dout, keys), exact)
+    for each in exact:
+      bound = 2 * plain.error(each) + 2 * UNIT[dtype]
+      self.assertLessEqual(found.error(each), bound, f"{name}, {each}, {shape}, {dtype}")
 
   def test_every_kind_and_key(self):
     for name, (keys, names) in cases().items():
