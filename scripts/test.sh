@@ -76,10 +76,13 @@ cuda_subset() {
   "$python" dev/kernel_table.py build/cuda && echo "[  PASSED  ] 1 test"
 }
 
-# The tests that skip without PyTorch; what scripts/compare.py compares; a kind in a file, as its author would check it.
+# The tests that skip without PyTorch, the operator's with few kinds; what scripts/compare.py compares; a kind in a
+# file, as its author would check it.
 tests_with_torch() {
   local modules
-  make BACKEND=cpu pytorch || return 1
+  make BACKEND=cpu pytorch ATTN="softmax lssar threshold" \
+    KINDS="$(echo test/attention/kinds/{my_score,mixture}.cuh)" || return 1
+  PLUSGPT_LIBRARY=build/cpu-pytorch/plusgpt_attention.so build/cpu/test_bits --gtest_brief=1 || return 1
   modules=$(cd test && grep -lE '^ *(import|from) .*\b(torch|transformers|tokenizers)\b' */test_*.py | tr / .)
   cd test && OMP_NUM_THREADS=1 "$torch" -m unittest ${modules//.py/}
 }
