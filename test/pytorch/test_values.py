@@ -54,7 +54,7 @@ def cases():
           "offset": ({**lssar, "offset": 0.5, "offset_free_rows": 7}, []), "alibi": ({"bias": "alibi"}, []),
           "sink one": ({"sink": "one"}, []), "sink": ({}, ["sink"]), "sink, window": (windows, ["sink"]),
           "ssmax": ({"scale": "ssmax"}, ["ssmax_scale"]), "logn": ({"scale": "logn", "context": 128}, []),
-          "sigmoid l2": ({"kind": "sigmoid", "output_norm": "l2", "context": 256}, []), "rms": ({"qk_norm": "rms"}, []),
+          "threshold l2": ({"kind": "threshold", "output_norm": "l2"}, []), "rms": ({"qk_norm": "rms"}, []),
           "silu": ({"output": "silu"}, []), "exclusive": ({"output": "exclusive"}, []),
           "lssar, silu, l2": ({**lssar, "output": "silu", "output_norm": "l2"}, []),
           "exclusive, rms, documents": ({"output": "exclusive", "output_norm": "rms"}, ["documents"]),
