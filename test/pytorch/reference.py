@@ -3,6 +3,7 @@ which checkpoints carry. And the comparison of test/support/compare.h: the opera
 formula does in the same precision, op by op, and by a rounding of the result."""
 import os
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from support.workspace import ROOT  # noqa: F401: adds scripts/ to the path
@@ -14,15 +15,19 @@ UNIT = {torch.float32: 2 ** -24, torch.bfloat16: 2 ** -8}
 DEFAULTS = {"kind": "softmax", "window": 0, "sink_tokens": 0, "qk_norm": "none", "scale": "rsqrt_d", "sink": "none",
             "output": "none", "output_norm": "none"}
 LEARNED = {}  # of each kind, {name: initial value}
+TREE = dict(formula.FORMULAS)
 for _path in [*kind_file.of_the_tree(), *sorted(os.path.join(FILES, name) for name in os.listdir(FILES))]:
   _kind = kind_file.read(_path)
   if _path.startswith(FILES) and "pytorch =" in _kind.text:
     formula.add_file(_path)
   LEARNED[_kind.name] = _kind.learned
   DEFAULTS.update({name: value for name, value in _kind.parameters.items() if name != "cap"}, cap=50)
-formula.FORMULAS["softsign"] = ("none", (), {}, lambda z, **_: 0.5 + 0.5 * z / (1 + z.abs()))
+FORMULAS = {**formula.FORMULAS, "softsign": ("none", (), {}, lambda z, **_: 0.5 + 0.5 * z / (1 + z.abs()))}
+formula.FORMULAS.clear()  # other tests of this process take those of the tree alone
+formula.FORMULAS.update(TREE)
 
 
+@mock.patch.dict(formula.FORMULAS, FORMULAS)
 def dense(q, k, v, *, decay=None, documents=None, sink=None, ssmax_scale=None, learned=(), context=1024, **keys):
   settings = SimpleNamespace(**{**DEFAULTS, **keys})
   q, k, v = (x.transpose(1, 2) for x in (q, k, v))

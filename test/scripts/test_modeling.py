@@ -38,7 +38,7 @@ def softmax():
 
 def model_of(position="learned", outputs=0, **attention):
   settings = {"attention": {**softmax()["attention"], **attention},
-              "model": {**softmax()["model"], "position": position, "head_dim": C // H,
+              "model": {**softmax()["model"], "position": position, "head_dim": C // H, "kv_heads": H,
                         "head": {"outputs": outputs}}}
   torch.manual_seed(1)
   return PlusGPTLMHeadModel(PlusGPTConfig(settings, n_inner=4 * C, layer_norm_epsilon=1e-5,
