@@ -45,14 +45,15 @@ LLAMA = {"model.norm": "rmsnorm", "model.mlp": "swiglu", "model.mlp_ratio": 2, "
 
 def cases(variants):
   """(what it is, settings of model and attention) of every comparison."""
-  for position, variant in itertools.product(("rope", "learned"), variants):
+  for position, variant in zip(itertools.cycle(("rope", "learned")), variants):
     yield f"{variant}, {position}", {"model.position": position, "attention.variant": variant}
   activations = itertools.cycle(("sigmoid", "softplus", "silu", "relu", "tanh", "half_sigmoid", "identity", "exp"))
-  for position, granularity, op in itertools.product(("sdpa", "value", "key", "query", "output"),
-                                                     ("elementwise", "headwise", "shared"), ("multiply", "add")):
+  ops = itertools.cycle(("multiply", "add"))
+  for position, granularity in itertools.product(("sdpa", "value", "key", "query", "output"),
+                                                 ("elementwise", "headwise", "shared")):
     if position == "output" and granularity != "elementwise":
       continue
-    gate = {"activation": next(activations), "position": position, "granularity": granularity, "op": op}
+    gate = {"activation": next(activations), "position": position, "granularity": granularity, "op": next(ops)}
     yield "gate: " + " ".join(gate.values()), {"attention.gate": gate}
   for settings in ({"model.position": "none"}, {"model.position": "learned", "model.head_dim": 6},
                    {"model.mlp_ratio": 2.5, "model.rope_base": 500}, {"attention.qk_norm": "rms"},
