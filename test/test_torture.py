@@ -46,7 +46,7 @@ VALUES = {
     "model.channels": [8, 16, 24, 128],
     "model.head_dim": [None, 4, 6, 11, 16], "model.context": [2, 7, 16, 33, 128], "model.vocab": [128, 256, 300],
     "model.mlp_ratio": [1, 2, 4], "model.rope_base": [10, 10000], "model.rope_fraction": [0, 0.5, 1],
-    "model.init_std": [0.02, 0.5],
+    "model.init_std": [0.02, 0.5], "model.logit_cap": [0, 0, 5],
     "model.head.outputs": [0, 0, 0, 3], "attention.power": [1, 2, 15, 31.5], "attention.offset": [0, 1, 2.5],
     "attention.offset_free_rows": [0, 3, 100], "attention.threshold": [0.5, 1], "attention.window": [0, 0, 1, 5],
     "attention.sink_tokens": [0, 1, 3], "attention.gate.bias_init": [0, 0.5, -1],
