@@ -55,7 +55,8 @@ enum Parameter : int {
 // THE parameter table: allocation, initialisation, AdamW, ranks, checkpoints, gradient dumps and tests all use it. It
 // is layer l's: layers may differ in their gate, bias, sink and kind. Its columns: id, name, shape, initial values,
 // whether weight decay applies, whether it is per layer; then the shape in memory if it is padded, the parameter whose
-// padding holds this one, whether it is a number for each head, and how many matrices Muon sees in it (parameters.h).
+// padding holds this one, whether it is a number for each head, the columns of each matrix that Muon sees in it, and
+// whether it stays zero (parameters.h).
 //
 // One product makes all that attention needs: a token's row of qkv, Q columns.
 //   column  0           A           2A          3A        3A+Z           3A+Z+G    Q

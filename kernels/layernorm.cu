@@ -320,7 +320,7 @@ __global__ void layernorm_columns_kernel(float* partial /* = [chunks, 3, C] */, 
 
 size_t layernorm_backward_workspace(int N, int C) { return size_t(backward_blocks(N, C)) * 3 * C * sizeof(float); }
 
-// partial = the column sums of so many blocks.
+// partial = the column sums, of each of `blocks` blocks.
 template <bool RMS, class T>
 static void backward_as(T* dx, float* partial, const T* dout, const T* x, const float* mean, const float* rstd,
                         const T* gamma, int blocks, int N, int C, cudaStream_t stream) {

@@ -271,7 +271,7 @@ def parse_arguments():
   parser.add_argument("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
   parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
   parser.add_argument("--jobs", type=int, default=1, metavar="N",
-                      help="gpt2: so many make the tokens at once, which are the same for every N [1]")
+                      help="gpt2: processes that make the tokens, which are the same for every N [1]")
   parser.add_argument("--min-tokens", type=int, default=0, metavar="N",
                       help="leave out documents of fewer tokens, with the one before each [keep all]")
   parser.add_argument("--field", help="JSONL, Parquet: the field or column that has the text [text]")

@@ -200,7 +200,7 @@ def weights_of_formula(z, seen, rows, settings, context, learned, starts):
 def finished(o, v, output, norm):
   """Heads' outputs o of the values v after the operation and the norm."""
   y = OUTPUTS[output](o, v)
-  if output == "exclusive" and norm != "none":  # what is left is rounding, as in a first row
+  if output == "exclusive" and norm != "none":  # only rounding is left, as in a first row
     y = y.masked_fill(y.norm(dim=-1, keepdim=True) <= 2**-16 * o.norm(dim=-1, keepdim=True), 0)
   return normalised(y, norm)
 

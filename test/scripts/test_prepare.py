@@ -461,7 +461,7 @@ class PrepareGpt2(Prepare):
     return sorted(os.listdir(self.out)) if os.path.isdir(self.out) else []
 
   def by_jobs(self, jobs, *args, group=100, code=0):
-    """All files that it writes by so many jobs, each with `group` bytes of documents at once."""
+    """All files that it writes with this number of jobs, each with `group` bytes of documents at once."""
     with mock.patch("lib.text_tokenizers.GROUP", group):
       self.run_module(prepare_text, "--out", self.out, "--name", "x", "--tokenizer", "gpt2", "--tokenizer-dir",
                       self.folder, "--train", TRAIN, "--overwrite", "--jobs", jobs, *args, code=code)
