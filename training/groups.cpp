@@ -46,11 +46,12 @@ std::vector<double> gradient_squares(Model& model) {
 void write_group_norms(Model& model, const std::vector<double>& gradient_squares, const AdamW& settings,
                        const Muon& muon, int64_t step, MetricsLog& metrics) {
   nlohmann::ordered_json norms = nlohmann::ordered_json::object();
-  auto gradient = gradient_squares.begin();
+  auto before = gradient_squares.begin();
   for (auto& [name, blocks] : groups_of(model.parameters().tensors(), model.config().model)) {
-    auto [overwritten, weight, update] = model.parameters().step_squares(blocks, settings, muon);
+    auto [gradient, weight, update] = model.parameters().step_squares(blocks, settings, muon);
+    if (before != gradient_squares.end()) gradient = *before++;
     auto number = [](double x) { return std::strtod(format("%.7g", x).c_str(), nullptr); };
-    norms[name] = {number(std::sqrt(*gradient++)), number(std::sqrt(weight)),
+    norms[name] = {number(std::sqrt(gradient)), number(std::sqrt(weight)),
                    weight > 0 ? number(std::sqrt(update / weight)) : NAN};
   }
   nlohmann::ordered_json line = {{"step", step}, {"norms", norms}};

@@ -5,12 +5,12 @@
 #include "checkpoint/metrics.h"
 #include "train_gpt2.h"
 
-// Of each group, before model.update(): write_group_norms() needs them.
+// Of each group, before model.update(): write_group_norms() needs them with Muon, whose update overwrites gradients.
 std::vector<double> gradient_squares(Model& model);
 
 // After model.update(settings, muon): a line {"step", "norms": {"h.0.attn.q": [norm of the gradient before clipping,
 // norm of the weights, norm of the update (without weight decay) / norm of the weights], ...}}, the last null where the
-// weights are 0, and "learned": learned_by_head() of eval/diagnostics.h, if there is any. All ranks; the gradients may
-// be lost.
+// weights are 0, and "learned": learned_by_head() of eval/diagnostics.h, if there is any. gradient_squares: none with
+// AdamW. All ranks; the gradients may be lost.
 void write_group_norms(Model& model, const std::vector<double>& gradient_squares, const AdamW& settings,
                        const Muon& muon, int64_t step, MetricsLog& metrics);

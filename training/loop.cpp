@@ -74,7 +74,7 @@ struct Step {
   double ms = 0;
   AdamW update = {};
   Muon matrices = {};
-  std::vector<double> gradient_squares = {};  // by group, if their norms are due
+  std::vector<double> gradient_squares = {};  // by group, with Muon if their norms are due
 };
 
 // A run while it trains. Its members are the state that several parts of the loop change; those without a value are
@@ -169,7 +169,8 @@ Step Training::make_step() {
   if (step.outcome == Outcome::updated) {
     step.update = adamw_settings(config_, state_.step, state_.updates.value_or(state_.step) + 1);
     step.matrices = muon_settings(config_, state_.step);
-    if (due(config_.log.groups_every, number)) step.gradient_squares = gradient_squares(model_);
+    if (config_.optimizer.matrices == Matrices::muon && due(config_.log.groups_every, number))
+      step.gradient_squares = gradient_squares(model_);
     model_.update(step.update, step.matrices);
     if (state_.updates) ++*state_.updates;
   }
