@@ -19,8 +19,8 @@ struct Softplus {
   __device__ static float slope(float g) { return FullMaths::sigmoid(g); }
 };
 struct Silu {
-  __device__ static float value(float g) { return g * FullMaths::sigmoid(g); }
-  __device__ static float slope(float g) { return FullMaths::sigmoid(g) * fmaf(g, FullMaths::sigmoid(-g), 1.0f); }
+  __device__ static float value(float g) { return FullMaths::silu(g); }
+  __device__ static float slope(float g) { return FullMaths::silu_slope(g); }
 };
 struct Relu {
   __device__ static float value(float g) { return max(g, 0.0f); }
@@ -205,7 +205,6 @@ int period_of(const GateSettings& settings, int H, int D) {
 }
 
 constexpr int THREADS = 128;
-dim3 grid_of(int N, int columns) { return dim3(blocks_for(columns, THREADS), unsigned(N < 65535 ? N : 65535)); }
 
 }  // namespace
 
@@ -222,11 +221,11 @@ void gate_forward(Matrix<T> y, Matrix<const T> x, Matrix<const T> logits, const 
       LAUNCH((headwise_forward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * H, WARPS)), dim3(WARPS * WARP), 0,
              stream, y, x, logits, residual, N, H, D);
     else if (wide)
-      LAUNCH((gate_forward_kernel<T, Act, ADD, W>), grid_of(N, H * D / W), dim3(THREADS), 0, stream, y, x, logits,
-             residual, N, H * D, period);
+      LAUNCH((gate_forward_kernel<T, Act, ADD, W>), grid_of_rows(N, H * D / W, THREADS), dim3(THREADS), 0, stream, y, x,
+             logits, residual, N, H * D, period);
     else
-      LAUNCH((gate_forward_kernel<T, Act, ADD, 1>), grid_of(N, H * D), dim3(THREADS), 0, stream, y, x, logits, residual,
-             N, H * D, period);
+      LAUNCH((gate_forward_kernel<T, Act, ADD, 1>), grid_of_rows(N, H * D, THREADS), dim3(THREADS), 0, stream, y, x,
+             logits, residual, N, H * D, period);
   });
 }
 
@@ -243,11 +242,11 @@ void gate_backward(Matrix<T> dx, Matrix<T> dlogits, int columns, Matrix<const T>
       LAUNCH((headwise_backward_kernel<T, Act, ADD>), dim3(blocks_for(size_t(N) * columns, WARPS)), dim3(WARPS * WARP),
              0, stream, dx, dlogits, dy, x, logits, N, H, D, columns);
     else if (wide)
-      LAUNCH((gate_backward_kernel<T, Act, ADD, W>), grid_of(N, columns / W), dim3(THREADS), 0, stream, dx, dlogits, dy,
-             x, logits, N, width, period, columns);
+      LAUNCH((gate_backward_kernel<T, Act, ADD, W>), grid_of_rows(N, columns / W, THREADS), dim3(THREADS), 0, stream,
+             dx, dlogits, dy, x, logits, N, width, period, columns);
     else
-      LAUNCH((gate_backward_kernel<T, Act, ADD, 1>), grid_of(N, columns), dim3(THREADS), 0, stream, dx, dlogits, dy, x,
-             logits, N, width, period, columns);
+      LAUNCH((gate_backward_kernel<T, Act, ADD, 1>), grid_of_rows(N, columns, THREADS), dim3(THREADS), 0, stream, dx,
+             dlogits, dy, x, logits, N, width, period, columns);
   });
 }
 

@@ -1,7 +1,5 @@
 #include "attention/kv_heads.cuh"
 
-#include <cstdint>
-
 #include "kernels/elementwise.cuh"
 
 namespace {
@@ -49,16 +47,11 @@ template <class T, int W> __global__ void add_repeated_heads_kernel(T* narrow, c
 }
 
 // launch.operator()<W>(grid of a row of `width` columns): 16-byte accesses where no pack crosses heads or parts.
-template <class T, class F>
-void with_packs(const GroupedRows& rows, int width, const void* a, const void* b, F launch) {
+template <class T, class F> void with_packs(const GroupedRows& rows, int width, const T* a, const T* b, F launch) {
   constexpr int W = Pack<T>::size;
-  bool wide = rows.D % W == 0 && rows.more % W == 0 && rows.narrow % W == 0 && rows.wide % W == 0 &&
-              reinterpret_cast<uintptr_t>(a) % 16 == 0 && reinterpret_cast<uintptr_t>(b) % 16 == 0;
-  auto grid = [&](int columns) {
-    return dim3(blocks_for(columns, THREADS), unsigned(rows.N < 65535 ? rows.N : 65535));
-  };
-  if (wide) launch.template operator()<W>(grid(width / W));
-  else launch.template operator()<1>(grid(width));
+  bool wide = rows.D % W == 0 && rows.more % W == 0 && rows.narrow % W == 0 && rows.wide % W == 0 && aligned16(a, b);
+  if (wide) launch.template operator()<W>(grid_of_rows(rows.N, width / W, THREADS));
+  else launch.template operator()<1>(grid_of_rows(rows.N, width, THREADS));
 }
 
 }  // namespace

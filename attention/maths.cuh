@@ -59,6 +59,8 @@ struct FullMaths {
     float e = expf(-fabsf(z));
     return (z < 0 ? e : 1.0f) / (1 + e);
   }
+  __device__ static float silu(float z) { return z * sigmoid(z); }
+  __device__ static float silu_slope(float z) { return sigmoid(z) * fmaf(z, sigmoid(-z), 1.0f); }
   // relative error 2e-7 (1 + p |ln x|)
   __device__ static float power(float x, float p) { return expf(p * log_normal(x + 0x1p-126f)) * float(x > 0); }
   __device__ static float cut_to_unit(float x) { return max(x, 0.0f); }

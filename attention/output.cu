@@ -42,12 +42,12 @@ template <class T, OutputOperation OP, int W> struct OutputRow {
 
   // x from o and v, and its slope by o where that is a matter of each element.
   __device__ float operated(float o, float v) const {
-    if constexpr (OP == OutputOperation::silu) return o * FullMaths::sigmoid(o);
+    if constexpr (OP == OutputOperation::silu) return FullMaths::silu(o);
     else if constexpr (OP == OutputOperation::exclusive) return o - share * v;
     else return o;
   }
   __device__ float slope(float o) const {
-    if constexpr (OP == OutputOperation::silu) return FullMaths::sigmoid(o) * fmaf(o, FullMaths::sigmoid(-o), 1.0f);
+    if constexpr (OP == OutputOperation::silu) return FullMaths::silu_slope(o);
     else return 1;
   }
 

@@ -270,9 +270,11 @@ static bool is_llama(const Config& config) {
 }
 
 std::vector<ArrayView> arrays_of_folder(const Config& config, const std::vector<ArrayView>& parameters) {
+  if (!is_llama(config)) return parameters;
   std::vector<ArrayView> arrays;
+  const int64_t queries = queries_of(parameters);
   for (const ArrayView& array : parameters)
-    for (const ArrayView& piece : pieces_of(array, is_llama(config), queries_of(parameters))) arrays.push_back(piece);
+    for (const ArrayView& piece : pieces_of(array, true, queries)) arrays.push_back(piece);
   return arrays;
 }
 

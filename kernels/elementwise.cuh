@@ -61,6 +61,11 @@ template <class... P> bool aligned16(const P*... pointers) {
 
 inline unsigned blocks_for(size_t items, size_t per_block) { return unsigned((items + per_block - 1) / per_block); }
 
+// For kernels that loop over rows by gridDim.y: a thread for each of `columns` of a row.
+inline dim3 grid_of_rows(int rows, int columns, int threads) {
+  return dim3(blocks_for(columns, threads), unsigned(rows < 65535 ? rows : 65535));
+}
+
 // For kernels that loop: enough blocks to fill the machine, but so few that the CPU layer does not start a thread for
 // every row.
 inline unsigned looping_blocks(size_t items, size_t per_block, int per_multiprocessor) {

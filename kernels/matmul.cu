@@ -241,8 +241,8 @@ __global__ void epilogue_kernel(T* d, const T* bias, T* aux, int m, int n, int l
 template <class TIn, class TOut> void finish(const Plan& plan, const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   if (plan.fused || p.epilogue == Epilogue::none) return;
   if constexpr (std::is_same_v<TIn, TOut>)
-    LAUNCH(epilogue_kernel<TOut>, dim3(blocks_for(p.n, 256), std::min(p.m, 65535)), dim3(256), 0, stream, p.d, p.bias,
-           p.aux, p.m, p.n, p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
+    LAUNCH(epilogue_kernel<TOut>, grid_of_rows(p.m, p.n, 256), dim3(256), 0, stream, p.d, p.bias, p.aux, p.m, p.n,
+           p.ldd, p.epilogue == Epilogue::dgelu, p.epilogue == Epilogue::bias_gelu);
 }
 
 // The fastest few that run, with their milliseconds, fastest first: the time of several products in a row, with our
