@@ -10,7 +10,8 @@ and what the charts show. Runs ./train ($TRAIN if set) for each combination, all
 first seed before any with the second; --jobs does several at once, each on a GPU of its own or with
 a share of the cores. Prints the losses, mean and 95% interval over the seeds, and paired differences
 to the first row. --results keeps all of it [runs/SWEEP.json]; --picture draws it [runs/SWEEP.png].
-Ctrl-C ends the sweep once its runs have saved. --plan prints commands for Slurm or xargs instead.
+Ctrl-C ends the sweep once its runs have saved. --plan prints commands for Slurm or xargs instead, and
+with --set plan.memory=80GiB --set plan.tflops=500 the hours of the trainings on a GPU.
 """
 from __future__ import annotations
 import argparse
@@ -19,12 +20,13 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import shlex
 import sys
 
 from lib import drawing, metrics, sweep_file, variants
-from lib.common import ArgumentParser, UserError, check_output, end_by, run as run_main
-from lib.sweep_members import check_contents, check_settings, members_of, outcome, short
+from lib.common import ArgumentParser, UserError, check_output, end_by, run as run_main, train
+from lib.sweep_members import check_contents, check_settings, flags_of, members_of, outcome, short
 from lib.sweep_runs import Runs
 
 
@@ -50,14 +52,20 @@ def only(names, missing, members):
   return [member for member in missing if member.name in names]
 
 
-def plan(members):
+def plan(program, sweep, members):
   """The commands, one for each training with what evaluates its weights."""
   lines = {}
   for member in members:
     lines.setdefault((member.trained or member).name, []).append(member.name)
-  again = [word for word in sys.argv if word != "--plan"]
+  again = shlex.join(word for word in sys.argv if word != "--plan")
+  again = re.sub(r" --set[ =]plan\.\S+", "", again)  # which ./train takes in a dry run alone
   for names in lines.values():
-    print(shlex.join([sys.executable, *again, "--only", ",".join(names)]))
+    print(shlex.quote(sys.executable), again, "--only", shlex.quote(",".join(names)))
+  if {"plan.memory", "plan.tflops"} <= {*sweep["set"]}:
+    said = "".join(train(program, *flags_of(sweep, member), "--dry-run")
+                   for member in members if not member.trained)
+    hours = sum(map(float, re.findall(r", (\S+) hours at ", said)))
+    print(f"sweep.py: {len(lines)} runs, {hours:.3g} hours if one follows the other", file=sys.stderr)
 
 
 # ---------------------------------------------------------------------------------------------------------- results
@@ -211,7 +219,7 @@ def main():
   else:
     missing = missing_of(program, sweep, members, overwrite, files=not arguments.plan)
     if arguments.plan:
-      return plan(missing)
+      return plan(program, sweep, missing)
     if arguments.only:
       missing = only(arguments.only, missing, members)
     runs = Runs(program, sweep, missing, overwrite)

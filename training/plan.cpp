@@ -181,6 +181,9 @@ void print_work(const Config& config, const std::vector<Evaluation>& evaluations
   std::printf("the run: %s\n", work_text(config, step, ranks, documents).c_str());
   if (double steps = work_of_steps(config, step, documents); work.flops > 0 && steps > 0)
     std::printf("its evaluations: %s, %.3g%% of the steps' work\n", text.c_str(), 100 * work.flops / steps);
+  if (config.checkpoint.every > 0 || config.checkpoint.at_end)
+    std::printf("its checkpoints: %s each, up to %d on disk\n", bytes_text(double(snapshot_bytes(config))).c_str(),
+                config.checkpoint.keep + 1);
 }
 
 void plan_elsewhere(Config& config, const std::vector<Evaluation>& evaluations, bool training, int started,

@@ -35,8 +35,8 @@ ModelSize plan_run(Config config, const DeviceInfo& device, std::vector<int> len
 // The work of the run's steps after `step`, "8e+18 FLOP in 19,073 steps", and the hours if plan.tflops is given.
 // documents: as for flops_per_token().
 std::string work_text(const Config& config, int64_t step, int ranks, const std::vector<int>& documents = {});
-// --dry-run: prints the work of the run's steps after `step` and the share of its evaluations, or the work of an
-// evaluation that a flag asks for. config.batch.micro must be chosen.
+// --dry-run: prints the work of the run's steps after `step`, the share of its evaluations and the bytes of its
+// checkpoints, or the work of an evaluation that a flag asks for. config.batch.micro must be chosen.
 void print_work(const Config& config, const std::vector<Evaluation>& evaluations, int64_t step, int ranks,
                 const std::vector<int>& documents = {});
 

@@ -1,4 +1,5 @@
 """--dry-run with --eval, --passkey, --tasks or --diagnostics, and the share of evaluations in a run's plan."""
+import os
 import re
 import resource
 
@@ -82,6 +83,17 @@ class EvaluationPlans(Workspace):
     print(f"evaluations take {measured:.2f} of the steps' time, {planned:.2f} planned")
     self.assertLess(planned / 2, measured)
     self.assertLess(measured, planned * 2)
+
+  def test_checkpoints(self):
+    changes = {"model__channels": 64, "checkpoint__every": 2, "checkpoint__keep": 3}
+    said = self.ok("--dry-run", **changes).stdout
+    planned, most = re.search(r"\nits checkpoints: ([\d.]+) MiB each, up to (\d+) on disk\n", said).groups()
+    self.assertEqual(most, "4")
+    self.ok(**changes)
+    sizes = sum(os.path.getsize(os.path.join(folder, name))
+                for folder, _, names in os.walk(self.path("runs/tiny/step_00000004")) for name in names)
+    self.assertAlmostEqual(float(planned) * 2**20, sizes, delta=0.1 * sizes)
+    self.assertNotIn("checkpoints:", self.ok("--dry-run", checkpoint__every=0, checkpoint__at_end=False).stdout)
 
   def test_how_often_a_run_evaluates(self):
     once = self.share(eval__every=4)  # after steps 0 and 4

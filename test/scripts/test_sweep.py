@@ -126,6 +126,18 @@ class Sweeps(ScriptTest, Workspace):
     self.sweep("--only", "s_plain", code=2)
     self.assert_error("--only s_plain: no run of this sweep is called so")
 
+  def test_hours_of_a_plan(self):
+    """On another machine, which the commands do not name: ./train would refuse it."""
+    self.sweep_file(axes={"what": {"plain": {}, "narrow": {"eval.window": 4}}}, seeds=[1, 2])
+    elsewhere = "--set", "plan.memory=80GiB", "--set", "plan.tflops=1e-6"
+    self.assertEqual(self.sweep("--plan", *elsewhere), self.sweep("--plan"))
+    said = subprocess.run([TRAIN, "c.json", "--dry-run", *elsewhere], capture_output=True, text=True, **self.options)
+    one = sum(map(float, re.findall(r", (\S+) hours", said.stdout)))
+    self.sweep("--plan", *elsewhere)
+    runs, hours = re.search(r"sweep.py: (\d) runs, (\S+) hours if one follows the other", self.errors).groups()
+    self.assertEqual(runs, "2")
+    self.assertAlmostEqual(float(hours), 2 * one, delta=0.01 * one)
+
   def test_stopped_and_continued(self):
     """By a signal to the sweep, and killed alone."""
     self.write("c.json", json.dumps(merged(BASE, {"train.steps": 1000, "eval.every": 1000, "log.every": 100})))
