@@ -18,7 +18,6 @@ import argparse
 import functools
 import importlib.util
 import itertools
-import json
 import os
 import re
 import shlex
@@ -121,14 +120,13 @@ def write_notes(sweep, members):
 
 
 def show(sweep, members, done, failed, arguments, drawable):
-  from lib import section_sweep  # which needs pandas
+  from lib import results, section_sweep  # which need pandas
   result = summary(sweep, members, done, failed)
   write_notes(sweep, members)
   mode = "suffix" * (result["mode"] == "suffix")
   stem = short("_".join(filter(None, (sweep["name"], sweep["size"], mode))), 250)
   with open(arguments.results or f"runs/{stem}.json", "w", encoding="utf-8") as file:
-    json.dump(result, file, indent=1)
-    file.write("\n")
+    file.write(results.text(result))
   grid = section_sweep.Grid(result)
   for path, write in (arguments.csv, section_sweep.csv), (arguments.latex, section_sweep.latex):
     if path:

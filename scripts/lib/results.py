@@ -1,6 +1,7 @@
 """The results of sweep.py: a file of JSON, and its runs as tables of pandas."""
 from __future__ import annotations
 import itertools
+import json
 import shlex
 import sys
 
@@ -33,6 +34,13 @@ def read(path: str) -> dict:
     again = f"scripts/sweep.py SWEEP.json --table --results {shlex.quote(path)}"
     raise UserError(f"{path} does not hold results of scripts/sweep.py ({why}); {again} writes it again")
   return result
+
+
+def text(result: dict) -> str:
+  """As read() reads it, with a line for each entry and for each run, so that a difference names runs."""
+  line = lambda value: json.dumps(value, ensure_ascii=False)
+  entries = [f"{line(key)}: {line(value)}" for key, value in result.items() if key != "runs"]
+  return "{" + ",\n ".join([*entries, '"runs": [\n  ' + ",\n  ".join(map(line, result["runs"]))]) + "]}\n"
 
 
 def statistics(values, chance: float = 0.95):
