@@ -3,7 +3,8 @@
     model = AutoModelForCausalLM.from_pretrained("runs/NAME/step_00001000", trust_remote_code=True)
 
 ./train writes this file into each checkpoint that transformers' own GPT-2 and Llama cannot open. It puts plainness
-before speed: it holds all T x T weights of attention, and keeps nothing from one generated token to the next.
+before speed: it holds all T x T weights of attention, and keeps nothing from one generated token to the next. Where
+plusgpt_attention can be imported (docs/pytorch.md), its kernels compute attention without these weights.
 config.json has the sizes under GPT-2's names, and what GPT-2 lacks in its object "plusgpt". Rotations are those of
 training: eval.rope_scaling belongs to evaluations and is not in a checkpoint.
 
@@ -19,6 +20,11 @@ from torch import nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+try:
+  from plusgpt_attention import attention as kernels
+except ImportError:
+  kernels = None
+
 TINY = torch.finfo(torch.float32).tiny
 ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
                "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g),
@@ -26,6 +32,8 @@ ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu,
 # What is done to a head's output y of the value v.
 OUTPUTS = {"none": lambda y, v: y, "silu": lambda y, v: F.silu(y),
            "exclusive": lambda y, v: y - (y * (u := normalised(v, "l2"))).sum(-1, keepdim=True) * u}
+SHARPENED, SECOND_STAGE = ("lssar", "softmaxr"), ("power", "offset", "offset_free_rows")
+KERNELS_TAKE = ("cpu", torch.float32), ("cpu", torch.bfloat16), ("cuda", torch.bfloat16)
 # The kinds that are one expression f, from their files (attention/kind.h): what becomes of f in a row, fixed numbers,
 # learned ones with their initial values, f. The copy in a checkpoint has those of its model. An f of whole rows has
 # seen [..., T, T], softmax(x) and normalised(x), over the keys that a row sees.
@@ -130,12 +138,16 @@ def seen_by_rows(z, settings, starts=None):
   return seen & ((i[:, None] - i < window) | (i < first + settings.sink_tokens)) if window else seen
 
 
-def bias(decay, kind, H, T):
-  """c [H, T] or [B, H, T], of which c_i - c_j is added to score ij. decay: [B, T, H], logits of the learned ones."""
+def decays(logits, kind, H, T):
+  """[B or 1, T, H], the steps of c (bias()). logits: [B, T, H], of the kinds that learn them."""
   if kind == "alibi":
-    slopes = 2.0 ** (-8 * torch.arange(1, H + 1, dtype=torch.float64) / H)
-    return -slopes[:, None] * torch.arange(T)
-  return -F.softplus(-decay if kind == "fox" else decay).double().cumsum(1).transpose(1, 2)
+    return -(2.0 ** (-8 * torch.arange(1, H + 1, dtype=torch.float64) / H)).expand(1, T, H)
+  return -F.softplus(-logits if kind == "fox" else logits)
+
+
+def bias(logits, kind, H, T):
+  """c [B or 1, H, T], of which c_i - c_j is added to score ij."""
+  return decays(logits, kind, H, T).double().cumsum(1).transpose(1, 2)
 
 
 def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fraction=1, starts=None):
@@ -254,26 +266,48 @@ class Attention(nn.Module):
     self.score = nn.ParameterDict({name: torch.full((H,), float(attention.get(f"{name}_init", value)))
                                    for name, value in initial.items()})
 
-  def forward(self, x, starts=None):
+  def forward(self, x, starts=None, asked=True):
+    """asked: whether the weights are, which kernels do not make."""
     B, T, _ = x.shape
     if getattr(self.settings, "documents", "joined") == "joined":
       starts = None
     q, k, v = (y.view(B, T, -1, self.parts[0] // self.heads) for y in self.c_attn(x).split(self.parts, -1))
     q, k, v = self.gated(q, x, "query"), self.gated(k, x, "key"), self.gated(v, x, "value")  # [B, T, H or less, D]
-    q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-    k, v = (y.repeat_interleave(self.group, 1) for y in (k, v))  # [B, H, T, D]
+    logits = self.c_decay(x) if hasattr(self, "c_decay") else None
     # Sums over keys and powers need float32 at least, whatever the type of the weights.
     wide = torch.promote_types(x.dtype, torch.float32)
-    z = scores(q.to(wide), k.to(wide), self.settings, self.context, self.rope_base, self.ssmax_scale,
-               self.rope_fraction, starts)
-    if self.settings.bias != "none":
-      decay = self.c_decay(x).to(wide) if hasattr(self, "c_decay") else None
-      c = bias(decay, self.settings.bias, self.heads, T).to(z)
-      z = z + (c[..., :, None] - c[..., None, :])
-    P = weights(z, self.settings, self.context, self.sink, self.score, starts)
-    y = finished(P @ v.to(wide), v.to(wide), self.output, self.output_norm).to(x.dtype).transpose(1, 2)
+    if kernels and not asked and (x.device.type, x.dtype) in KERNELS_TAKE:
+      y, P = self.by_kernels(q, k, v, logits, starts), None
+    else:
+      q, k, v = (y.transpose(1, 2).to(wide) for y in (q, k, v))
+      k, v = (y.repeat_interleave(self.group, 1) for y in (k, v))  # [B, H, T, D]
+      z = scores(q, k, self.settings, self.context, self.rope_base, self.ssmax_scale, self.rope_fraction, starts)
+      if self.settings.bias != "none":
+        c = bias(logits if logits is None else logits.to(wide), self.settings.bias, self.heads, T).to(z)
+        z = z + (c[..., :, None] - c[..., None, :])
+      P = weights(z, self.settings, self.context, self.sink, self.score, starts)
+      y = finished(P @ v, v, self.output, self.output_norm).transpose(1, 2)
+      y, P = y.to(x.dtype), P.to(x.dtype)
     y = self.gated(y, x, "sdpa").flatten(2)
-    return self.gated(self.c_proj(y), x, "output"), P.to(x.dtype)
+    return self.gated(self.c_proj(y), x, "output"), P
+
+  def by_kernels(self, q, k, v, logits, starts):
+    """y [B, T, H, D] of q, k and v [B, T, H or less, D]."""
+    settings, (B, T) = self.settings, q.shape[:2]
+    if self.rope_base is not None:
+      q, k = (rotated(y.transpose(1, 2).float(), self.rope_base, self.rope_fraction).transpose(1, 2).to(y)
+              for y in (q, k))
+    _, fixed, *_ = FORMULAS.get(settings.kind, (None, SECOND_STAGE if settings.kind in SHARPENED else (), None, None))
+    window = ("window", "sink_tokens") if settings.window else ()
+    keys = {name: getattr(settings, name) for name in ("kind", "qk_norm", "scale", *fixed, *window)}
+    decay = None
+    if settings.bias != "none":
+      keys["prune"] = settings.prune
+      decay = decays(logits, settings.bias, self.heads, T).to(q.device).expand(B, T, self.heads)
+    sink = {"learned": self.sink, "one": "one"}.get(settings.sink)
+    return kernels(q, k, v, decay=decay, documents=starts, sink=sink, ssmax_scale=self.ssmax_scale,
+                   learned=[*self.score.values()], context=self.context, output=self.output,
+                   output_norm=self.output_norm, **keys)
 
   def gated(self, y, x, position):
     """y [B, T, H, D], or [B, T, C] at the output: gated if the gate is at this position. x: input of its logits."""
@@ -310,9 +344,9 @@ class Block(nn.Module):
     self.ln_2 = Norm(config)
     self.mlp = MLP(config)
 
-  def forward(self, x, starts=None):
-    """x [B, T, C] -> what follows from it, and attention's weights [B, H, T, T]."""
-    y, P = self.attn(self.ln_1(x), starts)
+  def forward(self, x, starts=None, asked=True):
+    """x [B, T, C] -> what follows from it, and attention's weights [B, H, T, T], if they are asked for."""
+    y, P = self.attn(self.ln_1(x), starts, asked)
     x = x + y
     return x + self.mlp(self.ln_2(x)), P
 
@@ -396,7 +430,7 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     hidden_states, attentions = (), ()
     for block in self.h:
       hidden_states += (x,) if output_hidden_states else ()
-      x, P = block(x, starts)
+      x, P = block(x, starts, output_attentions)
       attentions += (P,) if output_attentions else ()
       del P  # unless it was asked for, the next layer needs its memory
     x = self.ln_f(x)

@@ -40,7 +40,7 @@ def dense(q, k, v, *, decay=None, documents=None, sink=None, ssmax_scale=None, l
     settings.sink = sink if isinstance(sink, str) else "learned"
   z = formula.scores(q, k, settings, context, ssmax_scale=ssmax_scale, starts=starts)
   if decay is not None or settings.__dict__.get("bias") == "alibi":
-    c = formula.bias(None, "alibi", *q.shape[1:3])[None] if decay is None else decay.cumsum(1).transpose(1, 2)
+    c = formula.bias(None, "alibi", *q.shape[1:3]) if decay is None else decay.cumsum(1).transpose(1, 2)
     ones = torch.ones_like(c[..., None])
     z = (z + (c[..., None] @ ones.mT - ones @ c[..., None, :])).to(z.dtype)  # products: naive() sums their gradients
   names = LEARNED[settings.kind]
