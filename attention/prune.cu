@@ -71,7 +71,7 @@ __device__ float threshold_of(const BlockNorms* norms, int2 document, double per
     q = larger(q, first ? norms[n].first_q : norms[n].last_q);
     k = larger(k, first ? norms[n].first_k : norms[n].last_k);
   }
-  return float(-(2 * 1.001 * sqrtf(q) * sqrtf(k) + (log(double(document.y - document.x)) + 17) * per_unit));
+  return float(-(2 * 1.001 * sqrtf(q) * sqrtf(k) + (logf(float(document.y - document.x)) + 17) * per_unit));
 }
 
 // The first of low .. high - 1 for which found() holds, as it does for all after it; else high.

@@ -70,7 +70,7 @@ $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS) 
 PTX_ARCH ?= 90
 override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
 PTX_TESTS := ptx $(if $(filter 90a,$(ARCH)),hopper hopper_operands hopper_turns hopper_heads) tensor_core attention \
-  documents maths kernels gate prepare matmul $(if $(FULL),model)
+  documents prune maths kernels gate output kv_heads prepare matmul $(if $(FULL),model muon)
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
 	@if [ -n "$(HAVE_NVCC)" ]; then \

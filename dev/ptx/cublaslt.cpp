@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <type_traits>
 #include <vector>
 #include "dev/ptx/floats.h"
 #include "dev/ptx/options.h"
@@ -33,6 +34,12 @@ struct Layout {
   cudaDataType_t type;
   uint64_t rows, columns;
   int64_t leading;
+  int32_t batch = 1;  // matrices, `apart` elements from one to the next
+  int64_t apart = 0;
+  template <class T> T* matrix(T* array, int n) const {
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+    return reinterpret_cast<Byte*>(array) + n * apart * (type == CUDA_R_32F ? 4 : 2);
+  }
 };
 using Alignments = std::array<uint32_t, 4>;  // A, B, C, D
 struct Preference {
@@ -47,7 +54,7 @@ struct Algorithm {
   int rank;           // in the heuristic's list, so that all of them differ
   int parts, scheme;  // of k: 1 and CUBLASLT_REDUCTION_SCHEME_NONE if it is not divided
   // Parts of k are kept as float32 until they are added up.
-  uint64_t workspace(const Layout& out) const { return parts > 1 ? 4 * parts * out.rows * out.columns : 0; }
+  uint64_t workspace(const Layout& out) const { return parts > 1 ? 4 * parts * out.rows * out.columns * out.batch : 0; }
 };
 
 // The opaque handles are these.
@@ -189,6 +196,16 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataT
   *out = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, columns, leading});
   return CUBLAS_STATUS_SUCCESS;
 }
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                size_t bytes) {
+  Layout& l = *reinterpret_cast<Layout*>(handle);
+  if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && bytes == sizeof l.batch) memcpy(&l.batch, value, bytes);
+  else if (attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && bytes == sizeof l.apart)
+    memcpy(&l.apart, value, bytes);
+  else return refused("a part of a layout that is not known, or of another size");
+  return CUBLAS_STATUS_SUCCESS;
+}
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle) {
   delete &layout(handle);
   return CUBLAS_STATUS_SUCCESS;
@@ -294,6 +311,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
       (transpose_b ? b.columns : b.rows) != depth || c.rows != rows || c.columns != columns) {
     return refused("shapes that do not fit");
   }
+  if (a.batch != out.batch || b.batch != out.batch || c.batch != out.batch) return refused("batches that do not fit");
+  if (out.batch > 1 && out.apart < out.leading * int64_t(columns)) return refused("matrices of a batch that overlap");
   const bool with_gelu = epilogue == CUBLASLT_EPILOGUE_GELU_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
   const bool with_bias = with_gelu || epilogue == CUBLASLT_EPILOGUE_BIAS;
   const bool keeps = epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, derives = epilogue == CUBLASLT_EPILOGUE_DGELU;
@@ -306,28 +325,30 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d_handle, c
   const int64_t auxiliary_leading = d.get<int64_t>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);
   const float scale = *static_cast<const float*>(alpha), keep = *static_cast<const float*>(beta);
 
-  const std::vector<float> left = vectors(A, a, rows, depth, transpose_a);
-  const std::vector<float> right = vectors(B, b, columns, depth, !transpose_b);
   const auto product = a.type == CUDA_R_16BF && b.type == CUDA_R_16BF ? tensor_core_dot : dot;
   // The last column lacks the last part of k, the bias or the derivative.
   const bool wrong = ptx::options().wrong_products && algorithm.rank == 0;
-  for (uint64_t column = 0; column < columns; column++) {
-    const bool wrong_here = wrong && column == columns - 1;
-    for (uint64_t row = 0; row < rows; row++) {
-      const uint64_t beside = row + column * auxiliary_leading;
-      float value = 0;
-      for (uint64_t part = 0; part < uint64_t(algorithm.parts); part++) {
-        if (wrong_here && part > 0 && part == uint64_t(algorithm.parts) - 1) break;
-        const uint64_t begin = depth * part / algorithm.parts, end = depth * (part + 1) / algorithm.parts;
-        value += product(&left[row * depth + begin], &right[column * depth + begin], end - begin);
+  for (int n = 0; n < out.batch; n++) {
+    const std::vector<float> left = vectors(a.matrix(A, n), a, rows, depth, transpose_a);
+    const std::vector<float> right = vectors(b.matrix(B, n), b, columns, depth, !transpose_b);
+    for (uint64_t column = 0; column < columns; column++) {
+      const bool wrong_here = wrong && column == columns - 1;
+      for (uint64_t row = 0; row < rows; row++) {
+        const uint64_t beside = row + column * auxiliary_leading;
+        float value = 0;
+        for (uint64_t part = 0; part < uint64_t(algorithm.parts); part++) {
+          if (wrong_here && part > 0 && part == uint64_t(algorithm.parts) - 1) break;
+          const uint64_t begin = depth * part / algorithm.parts, end = depth * (part + 1) / algorithm.parts;
+          value += product(&left[row * depth + begin], &right[column * depth + begin], end - begin);
+        }
+        value *= scale;
+        if (keep != 0) value += keep * load(c.matrix(C, n), row + column * c.leading, c.type);
+        if (with_bias && !wrong_here) value += load(bias, row, bias_type);
+        if (keeps) store(auxiliary, beside, auxiliary_type, value);
+        if (with_gelu) value = float(gelu(value));
+        if (derives && !wrong_here) value = float(value * gelu_derivative(load(auxiliary, beside, auxiliary_type)));
+        store(out.matrix(D, n), row + column * out.leading, out.type, value);
       }
-      value *= scale;
-      if (keep != 0) value += keep * load(C, row + column * c.leading, c.type);
-      if (with_bias && !wrong_here) value += load(bias, row, bias_type);
-      if (keeps) store(auxiliary, beside, auxiliary_type, value);
-      if (with_gelu) value = float(gelu(value));
-      if (derives && !wrong_here) value = float(value * gelu_derivative(load(auxiliary, beside, auxiliary_type)));
-      store(D, row + column * out.leading, out.type, value);
     }
   }
   return CUBLAS_STATUS_SUCCESS;

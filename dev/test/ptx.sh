@@ -18,14 +18,14 @@ run() { # mode, program, filter
 run_all() { # mode
   local program
   rm -f "$build/failed.$1"
-  for program in ptx hopper hopper_operands hopper_turns hopper_heads documents; do run "$1" "$program" '*'; done
+  for program in ptx hopper hopper_operands hopper_turns hopper_heads documents prune; do run "$1" "$program" '*'; done
   # Without FULL, kernels without asynchronous work run once: attention's general ones (0 in float32, 1 in bf16),
   # without the long sequences, and all programs other than attention.
   local attention='-*LongOneKey*:AttentionTest/0.Long*:AttentionTest/1.Long*' others=
   case "$full:$1" in
     :late) attention+=':AttentionTest/1.*'; PTX_WRONG_PRODUCTS=1 run late matmul '*Wrong*' ;;
-    :random) attention+=':AttentionTest/0.*' others='maths tensor_core kernels gate prepare' ;;
-    *) attention='*' others='maths tensor_core kernels gate prepare matmul model'
+    :random) attention+=':AttentionTest/0.*' others='maths tensor_core kernels gate output kv_heads prepare' ;;
+    *) attention='*' others='maths tensor_core kernels gate output kv_heads prepare matmul model muon'
        [ "$1" != early ] || export PTX_WRONG_PRODUCTS=1 ;;
   esac
   run "$1" attention "$attention"
