@@ -31,12 +31,15 @@ from lib.common import read_json, run as run_main, stop
 
 # {block: the results that its table shows in full}
 RESULTS = {"quickstart": "docs/results/quickstart_cpu.json", "variants": "dev/bench/results/length_long_cpu.json",
-           "gates": "dev/bench/results/gates_cpu.json", "lr": "dev/bench/results/lr_cpu.json"}
+           "gates": "dev/bench/results/gates_cpu.json", "lr": "dev/bench/results/lr_cpu.json",
+           "block": "dev/bench/results/block_cpu.json"}
 # {block: {name of results in dev/bench/results/: {column of the table: column of these results}}}
 SHORT = {
     "length": {"length_long": {"128": "128", "2048": "2048"},
                "length_long_suffix": {"last targets, 256": "256", "last targets, 2048": "2048"},
                "length": {"250 steps, 128": "128", "250 steps, 2048": "2048"}},
+    "power": {"softmaxr": {"128": "128", "512": "512", "2048": "2048"},
+              "softmaxr_suffix": {"last targets, 256": "256", "last targets, 2048": "2048"}},
     "documents": {"documents": {"512": "512", "8192": "8192"},
                   "documents_suffix": {"last targets, 512": "512", "last targets, 8192": "8192"},
                   "documents_long": {"long documents, 512": "512", "long documents, 8192": "8192"}},
