@@ -113,10 +113,11 @@ def run(function, workspace, qkv, tensors, settings, training, heads=()):
   for name, x in zip("qkv", kept):
     setattr(call, name, Heads(x.data_ptr(), *x.stride()[:3]))
   for name, value in dict(tensors, qkv=qkv, workspace=workspace).items():
-    if isinstance(value, list):
-      for n, x in enumerate(value):
-        getattr(call, name)[n] = x.data_ptr()
-    elif value is not None and value.numel():
+    if value is None or not value.numel():
+      continue
+    if name.endswith("learned"):
+      getattr(call, name)[:len(value)] = [x.data_ptr() for x in value]
+    else:
       setattr(call, name, value.data_ptr())
   if device.type == "cpu":
     return check(getattr(library("cpu"), function)(ctypes.byref(call)))
@@ -129,12 +130,13 @@ def numbers_of(dtype, decay, documents, sink, ssmax_scale, learned):
   """The tensors of a call as the kernels read them: the learned numbers in the type of q, k and v."""
   of = lambda x: None if x is None else x.to(dtype).contiguous()
   return {"decay": None if decay is None else decay.contiguous(), "documents": documents, "sink": of(sink),
-          "ssmax_scale": of(ssmax_scale), "learned": [of(x) for x in learned]}
+          "ssmax_scale": of(ssmax_scale), "learned": of(learned)}
 
 
-# ---- the operators. heads: [q, k, v], or one tensor [B, T, 3, H, D] of all three
+# ---- the operators. q, k and v, or as q one tensor [B, T, 3, H, D] of all three; learned: [numbers, H]. No argument is
+# a list: for those, PyTorch makes and takes apart trees in each call, which takes longer than all else.
 
-OTHERS = ("Tensor? decay, Tensor? documents, Tensor? sink, Tensor? ssmax_scale, Tensor[] learned, str settings, "
+OTHERS = ("Tensor? decay, Tensor? documents, Tensor? sink, Tensor? ssmax_scale, Tensor? learned, str settings, "
           "bool training")
 
 
@@ -143,10 +145,9 @@ def sizes_of_rows(x, settings, training):
   return sizes_of(x.device.type, settings, 1, 1, int(x.shape[-2]), int(x.shape[-1]), x.dtype, training)
 
 
-def outputs(heads, settings, training):
+def outputs(x, settings, training):
   """y [B, T, H, D]; attention's output before the operation and the norm that make it y, or nothing without them; q, k
   and v as prepared; what else the backward pass reads."""
-  x = heads[0]
   B, T, H, D = x.shape[0], x.shape[1], x.shape[-2], x.shape[-1]
   sizes = sizes_of_rows(x, settings, training)
   return (x.new_empty(B, T, H, D), x.new_empty(B if sizes.changes_output else 0, T, H, D), x.new_empty(B, T, 3, H, D),
@@ -154,31 +155,31 @@ def outputs(heads, settings, training):
 
 
 @torch.library.custom_op("plusgpt::attention", mutates_args=(),
-                         schema=f"(Tensor[] heads, {OTHERS}) -> (Tensor, Tensor, Tensor, Tensor)")
-def attention_op(heads, decay, documents, sink, ssmax_scale, learned, settings, training):
-  y, out, qkv, saved = outputs(heads, settings, training)
+                         schema=f"(Tensor q, Tensor? k, Tensor? v, {OTHERS}) -> (Tensor, Tensor, Tensor, Tensor)")
+def attention_op(q, k, v, decay, documents, sink, ssmax_scale, learned, settings, training):
+  y, out, qkv, saved = outputs(q, settings, training)
   if y.numel():
     tensors = numbers_of(y.dtype, decay, documents, sink, ssmax_scale, learned)
     run("plusgpt_forward", sizes_for(qkv, settings, training).forward, qkv,
         dict(tensors, out=out if out.numel() else y, y=y, saved=saved), settings, training,
-        heads if len(heads) == 3 else heads[0].unbind(2))
+        q.unbind(2) if k is None else (q, k, v))
   return y, out, qkv, saved
 
 
 @attention_op.register_fake
-def _(heads, decay, documents, sink, ssmax_scale, learned, settings, training):
-  return outputs(heads, settings, training)
+def _(q, k, v, decay, documents, sink, ssmax_scale, learned, settings, training):
+  return outputs(q, settings, training)
 
 
 def gradients(qkv, decay, sink, ssmax_scale, learned):
   """Of q, k and v; of the numbers, float32, to which kernels add."""
   zeros = lambda x: qkv.new_zeros(0 if x is None else x.shape, dtype=torch.float32)
-  return torch.empty_like(qkv), zeros(decay), zeros(sink), zeros(ssmax_scale), [zeros(x) for x in learned]
+  return torch.empty_like(qkv), zeros(decay), zeros(sink), zeros(ssmax_scale), zeros(learned)
 
 
 @torch.library.custom_op("plusgpt::attention_backward", mutates_args=(),
                          schema=f"(Tensor dout, Tensor out, Tensor qkv, Tensor saved, {OTHERS}) -> "
-                                "(Tensor, Tensor, Tensor, Tensor, Tensor[])")
+                                "(Tensor, Tensor, Tensor, Tensor, Tensor)")
 def backward_op(dout, out, qkv, saved, decay, documents, sink, ssmax_scale, learned, settings, training):
   results = dqkv, ddecay, dsink, dssmax_scale, dlearned = gradients(qkv, decay, sink, ssmax_scale, learned)
   if out.numel():
@@ -197,26 +198,27 @@ def _(dout, out, qkv, saved, decay, documents, sink, ssmax_scale, learned, setti
 
 
 def setup_context(ctx, inputs, output):
-  heads, decay, documents, sink, ssmax_scale, learned, ctx.settings, training = inputs
+  q, k, _, decay, documents, sink, ssmax_scale, learned, ctx.settings, training = inputs
   y, out, *others = output
   ctx.set_materialize_grads(False)
-  ctx.kv_heads = heads[-1].shape[-2] if len(heads) == 3 else 0
-  out = out if sizes_of_rows(heads[0], ctx.settings, training).changes_output else y
-  ctx.save_for_backward(out, *others, decay, documents, sink, ssmax_scale, *learned)
+  ctx.kv_heads = 0 if k is None else k.shape[2]
+  out = out if sizes_of_rows(q, ctx.settings, training).changes_output else y
+  ctx.save_for_backward(out, *others, decay, documents, sink, ssmax_scale, learned)
 
 
 def backward(ctx, dout, *_):
   if dout is None:
-    return (None,) * 8
-  out, qkv, saved, decay, documents, sink, ssmax_scale, *learned = ctx.saved_tensors
+    return (None,) * 10
+  out, qkv, saved, decay, documents, sink, ssmax_scale, learned = ctx.saved_tensors
   dqkv, ddecay, dsink, dssmax_scale, dlearned = torch.ops.plusgpt.attention_backward(
       dout, out, qkv, saved, decay, documents, sink, ssmax_scale, learned, ctx.settings, True)
-  heads = [dqkv]
+  heads = dqkv, None, None
   if ctx.kv_heads:  # a head of k and v has the gradients of those of q that it served
     q, *kv = dqkv.unbind(2)
-    heads = [q, *(x if x.shape[2] == ctx.kv_heads else x.unflatten(2, (ctx.kv_heads, -1)).sum(3) for x in kv)]
+    heads = q, *(x if x.shape[2] == ctx.kv_heads else x.unflatten(2, (ctx.kv_heads, -1)).sum(3) for x in kv)
   of = lambda gradient, x: None if x is None else gradient
-  return heads, of(ddecay, decay), None, of(dsink, sink), of(dssmax_scale, ssmax_scale), dlearned, None, None
+  return (*heads, of(ddecay, decay), None, of(dsink, sink), of(dssmax_scale, ssmax_scale), of(dlearned, learned), None,
+          None)
 
 
 attention_op.register_autograd(backward, setup_context=setup_context)
@@ -307,6 +309,7 @@ def of_heads(heads, decay, documents, cu_seqlens, sink, ssmax_scale, learned, co
   wide = lambda y: None if y is None else y.float()
   inputs = [*heads, *(y for _, y, _ in tensors if y is not None and y.is_floating_point())]
   training = torch.is_grad_enabled() and any(y.requires_grad for y in inputs)
-  return torch.ops.plusgpt.attention(heads, wide(decay), None if documents is None else spans(documents),
-                                     wide(sink_tensor), wide(ssmax_scale), [wide(y) for y in learned],
-                                     "\n".join(lines), training)[0]
+  q, k, v = heads if len(heads) == 3 else (*heads, None, None)
+  numbers = torch.stack([wide(y) for y in learned]) if learned else None
+  return torch.ops.plusgpt.attention(q, k, v, wide(decay), None if documents is None else spans(documents),
+                                     wide(sink_tensor), wide(ssmax_scale), numbers, "\n".join(lines), training)[0]

@@ -91,7 +91,7 @@ class Operator(unittest.TestCase):
     text = "1024 1 1 0 0\nsink=learned\nwindow=16"
     decay, sink = F.logsigmoid(torch.randn(2, 50, 3)).requires_grad_(), torch.zeros(3, requires_grad=True)
     torch.library.opcheck(torch.ops.plusgpt.attention.default,
-                          (heads(T=50), decay, None, sink, None, [], text, True))
+                          (*heads(T=50), decay, None, sink, None, None, text, True))
 
   def test_compiled(self):
     class Layer(torch.nn.Module):
