@@ -107,7 +107,8 @@ void orthogonalise(float* u, std::span<const RowBlock> matrices, const MuonWork<
 }
 
 double orthogonalise_flops(const RowBlock& matrix) {
-  auto [k, l] = std::minmax(double(matrix.rows), double(matrix.columns));
+  double rows = double(matrix.rows), columns = double(matrix.columns);
+  double k = std::min(rows, columns), l = std::max(rows, columns);
   return STEPS * (4 * k * k * l + 2 * k * k * k);
 }
 

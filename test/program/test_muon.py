@@ -1,5 +1,6 @@
 """Three updates of ./train with Muon against torch.optim.Muon, which needs PyTorch 2.9 or later, in float64; and runs
 that continue with the other optimizer."""
+import re
 import unittest
 from unittest import mock
 
@@ -96,6 +97,16 @@ class TheOtherOptimizer(RankRuns):
   def assert_scaled(self, found, expected, factor):
     for x, y in zip(found, expected):
       self.assertAlmostEqual(x, factor * y, delta=1e-6 * abs(factor * y) + 1e-30)
+
+  def test_work_of_a_plan(self):
+    """k the shorter side: A = X X' and A A are k k l and k k k products, B X k k l, five times."""
+    said = self.ok("--dry-run", **SHAPE, **MUON, train__steps=7).stdout
+    flops, share = map(float, re.search(r"the run: (\S+) FLOP in 7 steps, (\S+)% of them Muon's", said).groups())
+    sides = [sorted((width, rows)) for end, widths in WIDTHS.items() for width in widths
+             for rows in [48 if end == "mlp.c_proj.weight" else 16]]
+    expected = 7 * 2 * sum(5 * (4 * k * k * l + 2 * k**3) for k, l in sides)
+    self.assertAlmostEqual(flops * share / 100, expected, delta=0.06 * expected)
+    self.assertNotIn("Muon", self.ok("--dry-run", **SHAPE).stdout)
 
   def test_muon_after_adamw(self):
     said, before, after = self.switched("adamw", "muon")
