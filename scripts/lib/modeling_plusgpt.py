@@ -32,7 +32,7 @@ ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu,
 # What is done to a head's output y of the value v.
 OUTPUTS = {"none": lambda y, v: y, "silu": lambda y, v: F.silu(y),
            "exclusive": lambda y, v: y - (y * (u := normalised(v, "l2"))).sum(-1, keepdim=True) * u}
-SHARPENED, SECOND_STAGE = ("lssar", "softmaxr"), ("power", "offset", "offset_free_rows")
+NUMBERS = {kind: ("power", "offset", "offset_free_rows") for kind in ("lssar", "softmaxr")}  # that sharpened() reads
 KERNELS_TAKE = ("cpu", torch.float32), ("cpu", torch.bfloat16), ("cuda", torch.bfloat16)
 # The kinds that are one expression f, from their files (attention/kind.h): what becomes of f in a row, fixed numbers,
 # learned ones with their initial values, f. The copy in a checkpoint has those of its model. An f of whole rows has
@@ -297,7 +297,7 @@ class Attention(nn.Module):
     if self.rope_base is not None:
       q, k = (rotated(y.transpose(1, 2).float(), self.rope_base, self.rope_fraction).transpose(1, 2).to(y)
               for y in (q, k))
-    _, fixed, *_ = FORMULAS.get(settings.kind, (None, SECOND_STAGE if settings.kind in SHARPENED else (), None, None))
+    fixed = FORMULAS[settings.kind][1] if settings.kind in FORMULAS else NUMBERS.get(settings.kind, ())
     window = ("window", "sink_tokens") if settings.window else ()
     keys = {name: getattr(settings, name) for name in ("kind", "qk_norm", "scale", *fixed, *window)}
     decay = None
