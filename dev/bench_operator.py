@@ -7,7 +7,7 @@ Each figure is the least of several rounds, in which all take their turns, so th
 """
 import math
 import os
-import resource
+import re
 import sys
 import time
 
@@ -56,6 +56,18 @@ def compare(title, functions, shape, rounds=7, repeat=1):
                                                for name, t in least.items()), flush=True)
 
 
+def peak():
+  """The most memory that this process has had since reset_peak(), in MB."""
+  with open("/proc/self/status") as status:
+    return int(re.search(r"VmHWM:\s*(\d+)", status.read())[1]) / 1024
+
+
+def reset_peak():
+  with open("/proc/self/clear_refs", "w") as references:
+    references.write("5")
+  return peak()
+
+
 def lssar(q, k, v):
   return attention(q, k, v, variant="lssar")
 
@@ -63,8 +75,8 @@ def lssar(q, k, v):
 compare("softmax", {"operator": attention, "SDPA": sdpa}, (2, 1024, 4, 64))
 compare("lssar", {"operator": lssar, "dense": dense_lssar, "compiled": torch.compile(dense_lssar)}, (2, 1024, 4, 64))
 compare("tiny", {"operator": attention, "SDPA": sdpa}, (1, 4, 1, 8), repeat=100)
-x = tensors(1, 8192, 4, 64)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-seconds(lssar, x)
-more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-print(f"lssar at T 8192, H 4: at most {more / 1024:.0f} MB beyond q, k and v")
+for name, f in {"softmax": attention, "lssar": lssar}.items():
+  x = tensors(1, 8192, 4, 64)
+  before = reset_peak()
+  seconds(f, x)
+  print(f"{name}, B T H D (1, 8192, 4, 64): {peak() - before:.0f} MB beyond q, k and v", flush=True)

@@ -25,7 +25,7 @@ import warnings
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
-import root  # noqa: F401: the path of the next ones
+import root  # the path of the next ones
 import bench_table
 from lib import common
 
@@ -137,6 +137,17 @@ def flash(module, deterministic):
   return attend
 
 
+def operator(**keys):
+  """Our kernels in PyTorch (pytorch/); None where `make pytorch` has not made them."""
+  sys.path.insert(0, os.path.join(root.ROOT, "pytorch"))
+  import plusgpt_attention
+  try:
+    plusgpt_attention.library("cuda" if torch.cuda.is_available() else "cpu")
+  except RuntimeError:
+    return None
+  return lambda q, k, v: plusgpt_attention.attention(*(x.transpose(1, 2) for x in (q, k, v)), **keys).transpose(1, 2)
+
+
 @dataclass(frozen=True)
 class Peer:
   name: str
@@ -159,7 +170,9 @@ def peers(tiny):
   for name, module in ("FlashAttention-3", "flash_attn_interface"), ("FlashAttention-4", "flash_attn.cute"):
     alone += [Peer(name + (", deterministic" if again else ""), "softmax", flash(module, again), None, again, False)
               for again in (False, True)]
-  alone += [Peer("LSSA FlexAttention", "lssa", flex_lssa)]
+  alone += [Peer("LSSA FlexAttention", "lssa", flex_lssa),
+            Peer("softmax operator", "softmax", operator(), compiled=False),
+            Peer("LSSAR operator", "lssar", operator(variant="lssar", power=LSSAR.power), compiled=False)]
   return whole, alone + [peer for peer in whole if peer.kind == "lssar"]
 
 
@@ -479,7 +492,7 @@ def main():
   def measure_alone(kind):
     for peer, D, T in itertools.product(chosen(alone, kind), size.dims, size.lengths):
       at = {"name": peer.name, "kind": kind, "D": D, "T": T}
-      row = machine.attempt(attention, peer, size, D, T) if peer.attend else {"missing": "package not installed"}
+      row = machine.attempt(attention, peer, size, D, T) if peer.attend else {"missing": "not installed"}
       add("attention", {**at, **row})
 
   def measure_whole(kind):

@@ -21,6 +21,11 @@ read -ra programs <<< "${PROGRAMS:-}"
   programs=(train bench_{step,kernels,attention} test_{hopper{,_operands,_heads},attention,kernels,matmul,gate,prepare})
 make BACKEND=cuda ARCH="${ARCH:-90}" WITH_PTX= HEAD_DIM="64 128" ATTN="softmax lssar" NCCL=0 BUILD=$build \
   "${programs[@]/#/$build/}"
+[ -n "${PROGRAMS:-}" ] || {
+  make BACKEND=cuda ARCH="${ARCH:-90}" WITH_PTX= HEAD_DIM=64 ATTN="softmax lssar" PYTORCH=1 BUILD=$build-pytorch pytorch
+  cp $build-pytorch/plusgpt_attention.so $build
+  programs+=(plusgpt_attention.so)
+}
 rm -rf "$folder"
 mkdir -p "$folder"
 for name in "${programs[@]}"; do strip -o "$folder/$name" "$build/$name"; done

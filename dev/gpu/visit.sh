@@ -6,12 +6,13 @@
 . dev/gpu/part.sh
 deadline=$((SECONDS + ${VISIT_SECONDS:-520}))
 . dev/gpu/steps.sh
-asked=${VISIT-tests backward steps ceiling products attention counters llm.c choices peers}
+asked=${VISIT-tests backward steps ceiling products attention operator counters llm.c choices peers}
 if [ -n "$rehearse" ]; then lengths=128 tiny=(--tiny)
 else lengths=1024,4096,16384 tiny=(); fi
 
 last_line() { tail -n 1 "$1" | tr '|' ','; }
 passed() { grep -E '^\[  PASSED  \]' "$1" | tail -n 1 | sed 's/.*\] //'; }
+ran() { grep '^Ran ' "$1"; }
 table() { grep -c '^|' "$1" | sed 's/$/ lines of a table/'; }
 # Of llm.c's log: the mean of the steps after the first five.
 rate() {
@@ -55,6 +56,14 @@ for question in $asked; do
         --json "$out/pruned.json"
       step "attention with sums of columns" 20 table "$build/bench_attention" --sums softmax 64 1024 \
         --json "$out/sums.json" ;;
+    operator)  # of PyTorch
+      [ -z "$prepared" ] || install -D -t build/cuda-pytorch "$build/plusgpt_attention.so"
+      [ -z "$torch_python" ] || {
+        step "values of the operator" 60 ran env -C test PLUSGPT_DEVICE="$BACKEND" "$torch_python" -m unittest \
+          pytorch.test_values.Values.test_bf16 pytorch.test_operator.Operator.test_a_graph
+        step "speed of the operator" 40 last_line "$torch_python" dev/bench_peers.py "${tiny[@]}" \
+          --ours "$out/attention.json" --only operator --minutes 0.5 --out "$out/peers_operator.json"
+      } ;;
     counters)
       ! has ncu || step counters 80 last_line ncu --clock-control none --target-processes all \
         --section SpeedOfLight --section WarpStateStats --section ComputeWorkloadAnalysis \

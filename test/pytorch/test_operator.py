@@ -124,6 +124,17 @@ class Operator(unittest.TestCase):
     x = [y.detach() for y in heads()]
     self.equal([torch.export.export(Layer(), tuple(x)).module()(*x)], [attention(*x, window=16)])
 
+  @unittest.skipUnless(torch and torch.cuda.is_available(), "there is no GPU")
+  def test_a_graph(self):
+    """Captured calls allocate nothing of their own and wait for nothing."""
+    x = [y.detach().cuda().bfloat16().requires_grad_() for y in heads(D=64)]
+    right, graph = with_gradients(attention, x, **LSSAR), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+      found = with_gradients(attention, x, **LSSAR)
+    for _ in range(2):
+      graph.replay()
+      self.equal(found, right)
+
   def test_threads_and_signals(self):
     wrong, hits = [], []
 

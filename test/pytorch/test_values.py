@@ -1,5 +1,6 @@
 """The operator's values and gradients against float64, for every kind of the library. Skipped without PyTorch or
 without the library: make pytorch, or with kinds of files too, make pytorch KINDS="test/attention/kinds/bump.cuh ...".
+PLUSGPT_DEVICE=cuda: bfloat16 on a GPU (dev/gpu/visit.sh).
 """
 import functools
 import os
@@ -17,12 +18,13 @@ try:
   from plusgpt_attention import attention, attention_qkvpacked
 
   from pytorch.reference import LEARNED, UNIT, Pool, dense, naive, results
-  plusgpt_attention.library("cpu")
+  DEVICE = os.environ.get("PLUSGPT_DEVICE", "cpu")
+  plusgpt_attention.library(DEVICE)
   missing = ""
 except (ImportError, RuntimeError) as problem:
   torch, missing = None, str(problem)
 
-SHAPES = [(2, 150, 3, 20), (1, 1, 1, 1), (3, 5, 2, 7), (1, 130, 1, 33), (2, 65, 2, 129), (1, 70, 2, 300)]
+SHAPES = [(2, 150, 3, 24), (1, 1, 1, 1), (3, 5, 2, 7), (1, 130, 1, 33), (2, 65, 2, 129), (1, 70, 2, 300)]
 
 
 @functools.cache
@@ -30,7 +32,7 @@ def kinds():
   """Those of the library: of others its error says that they are unknown, or left out by make."""
   def is_built(kind):
     try:
-      attention(*torch.ones(3, 1, 1, 1, 1), kind=kind)
+      attention(*torch.ones(3, 1, 1, 1, 8, dtype=torch.bfloat16, device=DEVICE), kind=kind)
     except ValueError as error:
       return not re.search(r"kind.* is unknown|ATTN=", str(error))
     return True
@@ -83,6 +85,13 @@ def inputs(shape, kind, names, dtype, seed, kv_heads=None):
   return tensors, keys, torch.randn(B, T, H, D).to(dtype)
 
 
+def operator(**arguments):
+  """attention() on DEVICE, from and to the CPU, where all else is computed."""
+  def move(x):
+    return [move(y) for y in x] if isinstance(x, list) else x.to(DEVICE) if isinstance(x, torch.Tensor) else x
+  return attention(**{name: move(x) for name, x in arguments.items()}).cpu()
+
+
 @unittest.skipUnless(torch, missing)
 class Values(unittest.TestCase):
   def compare(self, name, shape, keys, names, dtype=None, seeds=range(3), kv_heads=None):
@@ -93,7 +102,7 @@ class Values(unittest.TestCase):
       keys = {**keys, **more}
       wide = {name: x.double() for name, x in tensors.items()}
       exact = results(dense, wide, dout.double(), keys)
-      for pool, f in ((found, attention), (plain, naive)):
+      for pool, f in ((found, operator), (plain, naive)):
         pool.add(results(f, tensors, dout, keys), exact)
     for each in exact:
       bound = 2 * plain.error(each) + 2 * UNIT[dtype]
