@@ -70,7 +70,7 @@ $(BUILD)/planted_bugs: $(BUILD)/test/emulation/cpu_planted_bugs.cu.o $(OBJECTS) 
 PTX_ARCH ?= 90
 override PTX_ARCH := $(patsubst 90,90a,$(PTX_ARCH))
 PTX_TESTS := ptx $(if $(filter 90a,$(ARCH)),hopper hopper_operands hopper_turns hopper_heads) tensor_core attention \
-  documents prune maths kernels gate output kv_heads prepare matmul $(if $(FULL),model muon)
+  documents prune maths kernels mlp gate output kv_heads prepare matmul $(if $(FULL),model muon)
 ptx-tests: $(PTX_TESTS:%=$(BUILD)/test_%)
 check-ptx:                         ## the CUDA build's tests on its PTX, without a GPU; planted bugs must be noticed
 	@if [ -n "$(HAVE_NVCC)" ]; then \
@@ -83,7 +83,9 @@ ifeq ($(BACKEND),ptx)
   $(BUILD)/dev/ptx/%.cpp.o: private COMPILE_CPP += -march=$(MARCH) -ffp-contract=off -frounding-math
 endif
 # Every header compiles alone, without what the files that include it today, or this compiler's library, include before.
-HEADERS := $(filter-out build/%,$(wildcard *.h *.cuh */*.h */*.cuh */*/*.h */*/*.cuh))
+# One that a source includes first has been shown to, where that was compiled.
+SHOWN := $(shell grep -hm1 '^\#include' $(SOURCES) $(TEST_SOURCES) | sed -n 's/.*"\(.*\)"/\1/p')
+HEADERS := $(filter-out build/% $(SHOWN),$(wildcard *.h *.cuh */*.h */*.cuh */*/*.h */*/*.cuh))
 headers: $(if $(filter cpu,$(BACKEND)),$(HEADERS:%=$(BUILD)/%.alone))
 $(BUILD)/%.alone: % $(BUILD)/flags $(BUILD)/version.h
 	@mkdir -p $(@D)

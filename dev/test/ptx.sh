@@ -24,8 +24,8 @@ run_all() { # mode
   local attention='-*LongOneKey*:AttentionTest/0.Long*:AttentionTest/1.Long*' others=
   case "$full:$1" in
     :late) attention+=':AttentionTest/1.*'; PTX_WRONG_PRODUCTS=1 run late matmul '*Wrong*' ;;
-    :random) attention+=':AttentionTest/0.*' others='maths tensor_core kernels gate output kv_heads prepare' ;;
-    *) attention='*' others='maths tensor_core kernels gate output kv_heads prepare matmul model muon'
+    :random) attention+=':AttentionTest/0.*' others='maths tensor_core kernels mlp gate output kv_heads prepare' ;;
+    *) attention='*' others='maths tensor_core kernels mlp gate output kv_heads prepare matmul model muon'
        [ "$1" != early ] || export PTX_WRONG_PRODUCTS=1 ;;
   esac
   run "$1" attention "$attention"

@@ -32,7 +32,7 @@ struct AttentionDispatch : testing::Test {
   const std::vector<Family<float>> others = families_of<float>(kind);
   FamilyRow& row = *family_rows().insert(
       family_rows().begin(),
-      {"stub", "fast devices", [](const FamilyQuery& q) { return suits; }, [](const FamilyQuery&) { return pays; },
+      {"stub", "fast devices", [](const FamilyQuery&) { return suits; }, [](const FamilyQuery&) { return pays; },
        [](const FamilyQuery& q) -> std::string { return q.D == 16 && !q.hides_or_adds ? "" : "heads of other sizes"; },
        "a device"});
   AttentionSettings settings{.kind = kind};

@@ -18,9 +18,8 @@ TYPED_TEST(KvHeads, AreRepeatedAndAddedInOrder) {
   for (auto [H, K] : {std::pair(1, 1), std::pair(4, 2), std::pair(6, 2), std::pair(3, 1), std::pair(5, 5)})
     for (int D : {1, 6, 8, 64})
       for (auto [more, padding, shift] : {std::tuple(0, 0, 0), std::tuple(16, 8, 0), std::tuple(3, 2, 1)}) {
-        GroupedRows rows{.N = 5, .H = H, .K = K, .D = D, .more = more};
         int narrow_used = (H + 2 * K) * D + more, wide_used = 3 * H * D + more;
-        rows.narrow = narrow_used + padding, rows.wide = wide_used + padding;
+        GroupedRows rows{5, H, K, D, more, narrow_used + padding, wide_used + padding};
         auto x = random_normal<T>(size_t(rows.N) * rows.narrow + shift, 1),
              dy = random_normal<T>(size_t(rows.N) * rows.wide + shift, 2);
         DeviceArray<T> narrow(x), dwide(dy), wide(dy.size()), dnarrow(x.size());
