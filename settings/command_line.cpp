@@ -187,7 +187,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
       if (std::string(argv[i]).starts_with(flag + "="))
         user_error("command line: %s: the flag takes no value; write %s alone", argv[i], flag.c_str());
   app.formatter(std::make_shared<HelpFormatter>());
-  app.footer([] { return "Configuration keys:\n\n" + config_help(); });
+  app.footer(config_help);
   app.allow_extras();
   std::vector<std::string> names, valued;
   for (const CLI::Option* option : app.get_options())
