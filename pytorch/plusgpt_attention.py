@@ -7,11 +7,14 @@ Causal; float32 or bfloat16; memory is linear in T; the same bits in every run. 
 torch.compile(fullgraph=True). Read attention(), then the two operators that it stands on.
 """
 import ctypes
+import fcntl
 import functools
 import os
 import subprocess
+import sys
 
 import torch
+from torch.autograd import forward_ad
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MOST_PARAMETERS = 4  # of attention/settings.h
@@ -43,16 +46,25 @@ KINDS = []  # files that build() was given
 
 def build(*kinds, backend=None):
   """Runs make pytorch for "cpu" or "cuda" (by default as PyTorch is), with the kinds of these files and of earlier
-  calls, such as "my_score.cuh" (attention/KINDS.md): minutes the first time."""
-  KINDS.extend(path for path in map(os.path.abspath, kinds) if path not in KINDS)
+  calls, such as "my_score.cuh" (attention/KINDS.md), and loads the library: minutes the first time, of which stderr
+  tells. The library has no kinds of other files: each process that needs one calls build()."""
+  wanted = list(dict.fromkeys([*KINDS, *map(os.path.abspath, kinds)]))
   backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
-  done = subprocess.run(["make", "-C", ROOT, "pytorch", f"BACKEND={backend}", f"KINDS={' '.join(KINDS)}"], text=True,
-                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-  if done.returncode:
-    del KINDS[len(KINDS) - len(kinds):]
-    raise RuntimeError(f"make pytorch failed:\n{done.stdout[-3000:]}")
-  library.cache_clear()
-  sizes_of.cache_clear()
+  os.makedirs(os.path.join(ROOT, "build"), exist_ok=True)
+  with open(os.path.join(ROOT, "build", "pytorch.lock"), "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of a run call it at once
+    make = subprocess.Popen(["make", "-C", ROOT, "pytorch", f"BACKEND={backend}", f"KINDS={' '.join(wanted)}"],
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = ""
+    for line in make.stdout:
+      said += line
+      print(line, end="", file=sys.stderr, flush=True)
+    if make.wait():
+      raise RuntimeError("make pytorch failed:\n" + said[max(0, said.find("error") - 500):][:3000])
+    KINDS[:] = wanted
+    library.cache_clear()
+    sizes_of.cache_clear()
+    library(backend)
 
 
 def library_file(device, name):
@@ -78,9 +90,16 @@ def library(device):
   return kernels
 
 
+AS_TRAIN_SAYS = {"config: ": "", "  [--set]": "", "; see --help": "; pytorch/README.md has the arguments",
+                 "build with its file, which checkpoints hold: make KINDS=PATH.cuh": 'call build("PATH.cuh")'}
+
+
 def check(error):
   if error is not None:
-    lines = error.decode().replace("config: ", "").replace("  [--set]", "").splitlines()  # as ./train would say it
+    text = error.decode()
+    for theirs, ours in AS_TRAIN_SAYS.items():
+      text = text.replace(theirs, ours)
+    lines = text.splitlines()
     raise ValueError("attention: " + "; ".join(line.strip() for line in lines))
 
 
@@ -104,8 +123,13 @@ def run(function, workspace, qkv, tensors, settings, training, heads=()):
   device = qkv.device
   kv_heads = heads[1].shape[2] if heads else H
   # Tiles are left out by a bound that a decay which grows would break. A GPU's numbers cannot be looked at in time.
-  decay = tensors["decay"]
-  prunes = decay is None or device.type != "cpu" or not bool((decay > 0).any())
+  decay, prunes = tensors["decay"], True
+  if decay is not None and device.type == "cpu":
+    least, largest = (x.item() for x in decay.aminmax())
+    require(least >= -1e9 and largest < float("inf"),
+            f"decay has numbers from {least:g} to {largest:g}, whose running sum would lose all others; use at least "
+            "-1e9, and documents= where nothing before may be seen")
+    prunes = largest <= 0
   call = Call(settings.encode(), B, T, H, D, kv_heads, qkv.dtype == torch.bfloat16, training, torch.get_num_threads(),
               prunes)
   workspace = qkv.new_empty(workspace, dtype=torch.uint8)
@@ -182,6 +206,7 @@ def gradients(qkv, decay, sink, ssmax_scale, learned):
                                 "(Tensor, Tensor, Tensor, Tensor, Tensor)")
 def backward_op(dout, out, qkv, saved, decay, documents, sink, ssmax_scale, learned, settings, training):
   results = dqkv, ddecay, dsink, dssmax_scale, dlearned = gradients(qkv, decay, sink, ssmax_scale, learned)
+  require(training, "there are no gradients of a call with training = False")
   if out.numel():
     tensors = numbers_of(out.dtype, decay, documents, sink, ssmax_scale, learned)
     sizes = sizes_for(qkv, settings, training)
@@ -201,7 +226,7 @@ def setup_context(ctx, inputs, output):
   q, k, _, decay, documents, sink, ssmax_scale, learned, ctx.settings, training = inputs
   y, out, *others = output
   ctx.set_materialize_grads(False)
-  ctx.kv_heads = 0 if k is None else k.shape[2]
+  ctx.kv_heads, ctx.training = 0 if k is None else k.shape[2], training
   out = out if sizes_of_rows(q, ctx.settings, training).changes_output else y
   ctx.save_for_backward(out, *others, decay, documents, sink, ssmax_scale, learned)
 
@@ -209,6 +234,8 @@ def setup_context(ctx, inputs, output):
 def backward(ctx, dout, *_):
   if dout is None:
     return (None,) * 10
+  require(ctx.training, "this graph was recorded without gradients, and has not kept what they need; export it with "
+          "inputs or parameters that require them")
   out, qkv, saved, decay, documents, sink, ssmax_scale, learned = ctx.saved_tensors
   dqkv, ddecay, dsink, dssmax_scale, dlearned = torch.ops.plusgpt.attention_backward(
       dout, out, qkv, saved, decay, documents, sink, ssmax_scale, learned, ctx.settings, True)
@@ -234,6 +261,16 @@ def spans(documents):
   start = torch.where(begins, t, 0).cummax(1).values
   next_start = torch.cat([torch.where(begins, t, T)[:, 1:], torch.full_like(t[:, :1], T)], 1)
   return torch.stack([start, next_start.flip(1).cummin(1).values.flip(1)], -1).int()
+
+
+def documents_of(cu_seqlens, B, T, device):
+  require(isinstance(cu_seqlens, torch.Tensor) and cu_seqlens.dim() == 1 and cu_seqlens.device == device and
+          not cu_seqlens.is_floating_point(), f"cu_seqlens must be a tensor [N + 1] of integers on {device}")
+  ends = cu_seqlens.long().contiguous()
+  if device.type == "cpu" and not torch.compiler.is_compiling():
+    require(len(ends) > 1 and ends[0] == 0 and ends[-1] == B * T and bool((ends.diff() >= 0).all()),
+            f"cu_seqlens must rise from 0 to B T = {B * T}, not be {ends.tolist()[:20]}")
+  return torch.bucketize(torch.arange(B * T, device=device), ends[1:], right=True).view(B, T)
 
 
 def require(condition, text):
@@ -284,12 +321,14 @@ def of_heads(heads, decay, documents, cu_seqlens, sink, ssmax_scale, learned, co
   x = heads[0]
   B, T, H = x.shape[0], x.shape[1], x.shape[-2]
   require(x.dtype in (torch.float32, torch.bfloat16),
-          f"q, k and v are {x.dtype}; use float32 or bfloat16: q.bfloat16()")
+          f"q, k and v are {x.dtype}; use float32 or bfloat16: q.bfloat16(), or autocast's dtype=torch.bfloat16")
+  require(type(context) is int and context > 0, f"context is {context!r}; it must be a length, such as 1024")
+  require(isinstance(learned, (list, tuple)), "learned must be a list of tensors [H], one for each learned number")
   require(cu_seqlens is None or documents is None, "documents and cu_seqlens say the same: leave one out")
+  if not torch.compiler.is_compiling():
+    require(all(forward_ad.unpack_dual(y).tangent is None for y in heads), "there are no derivatives in forward mode")
   if cu_seqlens is not None:
-    require(cu_seqlens.dim() == 1 and cu_seqlens.device == x.device,
-            f"cu_seqlens must be a tensor [N + 1] on {x.device}")
-    documents = torch.bucketize(torch.arange(B * T, device=x.device), cu_seqlens[1:], right=True).view(B, T)
+    documents = documents_of(cu_seqlens, B, T, x.device)
   learned, sink_tensor = list(learned), sink if isinstance(sink, torch.Tensor) else None
   tensors = [("decay", decay, (B, T, H)), ("documents", documents, (B, T)), ("sink", sink_tensor, (H,)),
              ("ssmax_scale", ssmax_scale, (H,)), *((f"learned[{n}]", y, (H,)) for n, y in enumerate(learned))]

@@ -122,7 +122,10 @@ class Operator(unittest.TestCase):
       def forward(self, q, k, v):
         return attention(q, k, v, window=16)
     x = [y.detach() for y in heads()]
-    self.equal([torch.export.export(Layer(), tuple(x)).module()(*x)], [attention(*x, window=16)])
+    exported = torch.export.export(Layer(), tuple(x)).module()
+    self.equal([exported(*x)], [attention(*x, window=16)])
+    with self.assertRaisesRegex(ValueError, "recorded without gradients"):
+      exported(*heads()).sum().backward()
 
   @unittest.skipUnless(torch and torch.cuda.is_available(), "there is no GPU")
   def test_a_graph(self):
@@ -220,6 +223,14 @@ class Operator(unittest.TestCase):
         ((q, k, v), {"scale": "ssmax"}, "pass ssmax_scale"),
         ((q, k, v), {"learned": [torch.ones(3)]}, "learned has 1 tensors, but the kind softmax learns no numbers"),
         ((q, k, v), {"sink": torch.ones(2)}, r"sink must be a tensor of shape \[3\] on cpu, not \[2\] on cpu"),
+        ((q, k, v), {"decay": torch.full((2, 8, 3), -1e30)}, "documents= where nothing before may be seen"),
+        ((q, k, v), {"context": 1024.0, "window": 3}, "context is 1024.0"),
+        ((q, k, v), {"learned": torch.ones(3)}, "learned must be a list"),
+        ((q, k, v), {"cu_seqlens": [0, 16]}, "cu_seqlens must be a tensor"),
+        *(((q, k, v), {"cu_seqlens": torch.tensor(ends)}, r"must rise from 0 to B T = 16, not be \[")
+          for ends in ([0, 9], [0, 9, 3, 16], [3, 16], [0])),
+        ((q, k, v), {"causal": True}, "attention.causal is unknown; pytorch/README.md"),
+        ((q, k, v), {"kind": "own"}, r'call build\("PATH.cuh"\)'),
         ((q, k, v), {"decay": 3}, r"decay must be a tensor of shape \[2, 8, 3\]"),
         ((q, k, v), {"gate": {"activation": "sigmoid"}}, "attention.gate"),
         ((q, k, v), {"layers": "[{}]"}, "attention.layers belong to a model"),
@@ -228,6 +239,26 @@ class Operator(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, said) as error:
           attention(*arguments, **keys)
         self.assertNotRegex(str(error.exception), "\n|--set")
+
+
+  def test_forward_mode(self):
+    x = tuple(y.detach() for y in heads(T=8))
+    with self.assertRaisesRegex(ValueError, "forward mode"):
+      torch.func.jvp(attention, x, x)
+
+  def test_a_build_that_fails(self):
+    """It says what the compiler said first, and the kinds of earlier calls stay."""
+    code = """if True:
+      import sys
+      sys.path.insert(0, sys.argv[1])
+      import plusgpt_attention as ours
+      ours.KINDS.append("/earlier.cuh")
+      try:
+        ours.build("/nowhere.cuh")
+      except RuntimeError as error:
+        print(ours.KINDS, error)"""
+    done = subprocess.run([sys.executable, "-c", code, os.path.join(ROOT, "pytorch")], text=True, capture_output=True)
+    self.assertRegex(done.stdout, r"^\['/earlier.cuh'\] make pytorch failed:(.|\n)*cuh")
 
 
 if __name__ == "__main__":
