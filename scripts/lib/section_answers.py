@@ -133,7 +133,8 @@ def tasks(view):
              Column("bits per byte", "bits_per_byte", "{:.4f}")]
   keys = [*dict.fromkeys(["task", "n", *keys])]
   means, names = task_scores(view)
-  return ([tables.of_groups("tasks", rows, ["variant", *keys], columns, ["run", *keys]), *paired_tasks(view, rows)],
+  return ([tables.of_groups("tasks", rows, ["variant", *keys], columns, ["run", *keys], view.seeds),
+           *paired_tasks(view, rows)],
           [functools.partial(draw_tasks, view, means, names)] * (len(means) > 0))
 
 
@@ -211,7 +212,7 @@ def passkey(view):
   cells = passkey_cells(rows)
   maps = [functools.partial(draw_passkey_map, f"{variant}, {form}", mine)
           for (variant, form), mine in cells.groupby(["variant", "measurement"], sort=False)]
-  return ([tables.of_groups("passkey", rows, ["variant", *keys], columns, ["run", *keys])],
+  return ([tables.of_groups("passkey", rows, ["variant", *keys], columns, ["run", *keys], view.seeds)],
           [functools.partial(draw_by_distance, view, cells), *maps])
 
 
@@ -364,7 +365,7 @@ def diagnostics(view):
             *(functools.partial(draw_heads, variant.title, heads[heads["variant"] == variant.label], most)
               for variant in view.variants if variant.label in set(heads["variant"]))]
   return [Text(f"What attention looks at, at length {length}. {metrics.SPIKES}"),
-          tables.of_groups("diagnostics", rows, ["variant"], columns, ["run"])], panels
+          tables.of_groups("diagnostics", rows, ["variant"], columns, ["run"], view.seeds)], panels
 
 
 def learned(view):

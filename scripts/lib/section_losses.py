@@ -68,7 +68,7 @@ def by_length(name, view, rows, at):
   """The Frame of a series: a row for each variant, a column for each length."""
   wide = rows.pivot(index=["run", "variant", "seed"], columns="length", values="value").reset_index()
   columns = [Column(str(n), n, share=UNITS[view.unit].share) for n in sorted(rows["length"].unique())]
-  return tables.of_groups(name, wide, ["variant"], columns, [f"{UNITS[view.unit].name} {at}"])
+  return tables.of_groups(name, wide, ["variant"], columns, [f"{UNITS[view.unit].name} {at}"], view.seeds)
 
 
 def less_than_trained(name, view, rows):
@@ -78,7 +78,7 @@ def less_than_trained(name, view, rows):
   base = [wide.loc[at].get(n) for at, n in zip(wide.index, trained)]
   wide = wide.sub(metrics.load_pandas().Series(base, wide.index, float), axis=0).reset_index()
   columns = [Column(str(n), n, "{:+.3f}") for n in sorted(rows["length"].unique())]
-  return tables.of_groups(name, wide, ["variant"], columns, ["run"])
+  return tables.of_groups(name, wide, ["variant"], columns, ["run"], view.seeds)
 
 
 def differences(view, rows):
@@ -94,13 +94,14 @@ def differences(view, rows):
     for length, both in pairs.groupby("length"):
       gaps = (both["loss"] - both["loss_base"]).tolist()
       if len(gaps) > 1:
-        text = variants.mean_text(gaps, "{:+.3f}")
+        text = variants.mean_text(gaps, "{:+.3f}", len(view.pairs(variant)))
         found.append((variant, length, sum(gaps) / len(gaps), metrics.half_width(gaps), text))
         continue
       one = both.iloc[0]
       other = {key: one[key + "_base"] for key in ("window_losses", "window_labels")}
       if windows := metrics.paired(one, {**other, "id": one["id"]}):
-        found.append((variant, length, *windows, "%+.3f ± %.3f" % windows))
+        few = max(view.seeds[variant], view.seeds[view.base])
+        found.append((variant, length, *windows, "%+.3f ± %.3f" % windows + f" (1 of {few} seeds)" * (few > 1)))
   return found
 
 

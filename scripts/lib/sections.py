@@ -62,11 +62,17 @@ class View:
                   for variant in self.variants}
     self.base = next(variant.label for variant in self.variants if self.baseline in variant.runs)
     self.titles = {variant.label: variant.title for variant in self.variants}
+    self.seeds = {variant.label: len(variant.runs) for variant in self.variants}
     self.marks = {run: {"run": number, "variant": variant.label, "seed": run.seed()} for number, (variant, run) in
                   enumerate((variant, run) for variant in self.variants for run in variant.runs)}
     found = [{**row, **self.marks[run]} for run in self.runs for row in rows[run]]
     known = ("type", "step", "series", "mode", "length", "id", "loss", "run", "variant", "seed")
     self.evaluations = self.frame(found, known)
+
+  def pairs(self, variant):
+    """The seeds that a variant and the baseline's share."""
+    of = lambda label: {mark["seed"] for mark in self.marks.values() if mark["variant"] == label}
+    return of(variant) & of(self.base)
 
   def frame(self, rows, columns):
     """A DataFrame that has these columns in any case."""

@@ -81,9 +81,10 @@ def of_texts(name: str, head: list[str], rows: list[list]) -> Frame:
   return Frame(name, frame, frame)
 
 
-def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[str] = ()) -> Frame:
+def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[str] = (), seeds=None) -> Frame:
   """A line for each group of the rows, which are a DataFrame, by these of its columns, which head names. A cell has
-  the mean of the column's value over the group, or the texts that differ; a column without values is left out."""
+  the mean of the column's value over the group, or the texts that differ; a column without values is left out. seeds:
+  {a variant, the first of `by`: its runs}, of which some may have no row."""
   pandas = metrics.load_pandas()
   groups = rows.groupby(by if by[1:] else by[0], sort=False, dropna=False)
   texts = {title: [] for title in head or by}
@@ -101,8 +102,8 @@ def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[
       frames["texts"][title] = frames["numbers"][title] = made
       continue
     share = share or "%" in digits
-    made = [variants.mean_text(values, digits, len(group), exact=True, share=share)
-            for values, (_, group) in zip(found, groups)]
+    made = [variants.mean_text(values, digits, max(len(group), (seeds or {}).get(key[0] if by[1:] else key, 0)),
+                               exact=True, share=share) for values, (key, group) in zip(found, groups)]
     frames["texts"][title] = made
     frames["numbers"][title] = [sum(values) / len(values) if values else None for values in found]
     if any(len(values) > 1 for values in found):

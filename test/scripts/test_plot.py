@@ -159,6 +159,15 @@ class Plot(ScriptTest):
     self.assertEqual([variant.label for variant in found],
                      ["s_softmax_*_51ef57fa (2 seeds)", "s_gated_*_51ef57fa (2 seeds)"])
 
+  def test_a_seed_that_was_not_evaluated_is_missed(self):
+    for name, loss in (("a", 1.0), ("b", 2.0)):
+      for seed in (1, 2):
+        far = [line(8, 32, loss, window_losses=[loss, loss * 1.1])] * (seed == 1)
+        self.evaluated(f"{name}_{seed}", line(8, 16, loss), *far, seed=seed, attention={"variant": name})
+    output = self.plot("a_1", "a_2", "b_1", "b_2")
+    self.assertIn("| a_* (2 seeds) | 1.000 | 1.000 (1 of 2 seeds) |", output)
+    self.assertIn("| b_* (2 seeds) - a_* (2 seeds) | +1.000 ± <0.001 | +1.067 ± 0.047 (1 of 2 seeds) |", output)
+
   def test_smoothed_losses(self):
     self.assertEqual(section_training.smooth([3.0, 6.0, 3.0, 1e25, 2.0, 3.0, 1.0, 4.0]),
                      [3.0, 4.0, (9 + 1e25) / 3, (5 + 1e25) / 3, (5 + 1e25) / 3, 2.0, 8 / 3, 2.5])

@@ -172,7 +172,7 @@ class Report(ScriptTest):
     tables = {tuple(table[0][:2]): table[1:] for table in self.tables if table[0][0] == "run"}
     self.assertEqual({len(rows) for head, rows in tables.items() if head != ("run", "settings")}, {1})
     self.assertEqual(tables["run", "task"], [["s_* (3 seeds)", "piqa", "20", "50.0%", "10.0%", "50.0% ± 62.1%"]])
-    self.assertEqual(tables["run", "form"][0][:5], ["s_* (3 seeds)", "compact", "16", "5", FEW])
+    self.assertEqual(tables["run", "form"][0][:5], ["s_* (3 seeds)", "compact", "16", "5", FEW + " (2 of 3 seeds)"])
     self.assertEqual(self.summary()["s_* (3 seeds)"]["passkey at 16"], FEW + " (2 of 3 seeds)")
     self.assertEqual(tables["run", "seed"], [["s_* (3 seeds)", "1, 2, 3", "8", "1.450 ± 0.248"]])
     self.assertEqual(tables["run", "tokens/s"], [["s_* (3 seeds)", "1,004", "25.0%", "36000.0", "CPU"]])
