@@ -151,20 +151,20 @@ class Trainer:
     self.call("--overwrite", init="large")
     return self.path("runs", CONFIG["name"], f"step_{CONFIG['train']['steps']:08d}")
 
-  def evaluated(self, init, length, shard="val.bin"):
+  def evaluated(self, init, length, **settings):
     """The line of metrics.jsonl for the model in the folder `init`."""
-    self.call("--eval", "--lengths", str(length), **{"name": "eval", "init": init, "data.val": shard})
+    self.call("--eval", "--lengths", str(length), **{"name": "eval", "init": init, **settings})
     return common.metrics_of(self.folder, "eval")[-1]
 
   def row_of_logits(self, init, window):
-    """Log-probabilities [V] of what follows the window: the row of logits, up to a constant that means nothing. ./train
-    prints losses only, but that of the last position is logsumexp(z) - z_v for each token v that could follow, and the
-    loss summed over the window changes by as much, as only this token changes."""
-    row = []
-    for token in range(VOCAB):
-      shards.write(self.path("window.bin"), "tokens", window + [token])
-      row.append(-self.evaluated(init, len(window), "window.bin")["loss"] * len(window))
-    return torch.tensor(row, dtype=torch.float64).log_softmax(-1)
+    """Log-probabilities [V] of what follows the window. ./train prints losses only: of the window once for each token,
+    which is the label of its last position, as no other position has one."""
+    shards.write(self.path("window.bin"), "tokens", window * VOCAB + [0])
+    labels = [label for token in range(VOCAB) for label in [shards.NO_LABEL] * (len(window) - 1) + [token]]
+    shards.write(self.path("labels.bin"), "labels", labels + [0])
+    line = self.evaluated(init, len(window), **{"data.val": "window.bin", "data.val_labels": "labels.bin",
+                                                "eval.tokens": len(window) * VOCAB})
+    return -torch.tensor(line["window_losses"], dtype=torch.float64)
 
 
 def losses_of(model, tokens, length):
