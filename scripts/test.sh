@@ -9,8 +9,8 @@
 # may not spill registers. If a GPU exists, the tests run there as well. What compares with PyTorch runs if PYTHON_TORCH
 # names a Python with torch, transformers, accelerate and tokenizers, or the usual one has them; else it is named at the
 # end. The last line is "N passed, M failed"; exit 1 on any failure. make check-full adds the rest: every kind under the
-# sanitizers and in the kernels for tensor cores, the rooms that call kernels and readers, the long tests, fuzzing, and
-# all of the CUDA build.
+# sanitizers and in the kernels for tensor cores, the folders that call kernels and readers, the long tests, fuzzing,
+# and all of the CUDA build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib/common.sh
