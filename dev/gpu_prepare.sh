@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # For a GPU that is there for minutes: builds here, without one, the programs that they are spent on, and packs them
-# into FOLDER (.visit), 60 MB at most; eleven minutes on two cores.
+# into FOLDER (.visit), 60 MB at most; a quarter of an hour on two cores.
 #
 #   bash dev/gpu_prepare.sh [FOLDER]
 #   bash dev/gpu_session.sh --prepared FOLDER visit     there, in a copy of this tree with FOLDER
