@@ -97,7 +97,7 @@ FEATURES := $(if $(filter cpu ptx,$(BACKEND)),$(shell \
 THIS_CPU := $(if $(filter native,$(MARCH)),$(shell sed -n '/^model name/{s/.*: //p;q}' /proc/cpuinfo 2>/dev/null | \
   tr -cd 'A-Za-z0-9 ()@.-'))
 BUILT_FOR := MARCH=$(MARCH)$(if $(THIS_CPU), on $(THIS_CPU))
-MADE_FOR = $(if $(filter cpu,$(BACKEND)),the CPU,CUDA: $(ARCH:%=sm_%)$(if $(WITH_PTX),$(COMMA) PTX of compute_$(WITH_PTX)))
+MADE_FOR = $(if $(filter cpu,$(BACKEND)),the CPU,CUDA: $(ARCH:%=sm_%)$(WITH_PTX:%=$(COMMA) PTX of compute_%))
 summary = echo './train is built for $(MADE_FOR)'
 summary += $(if $(WITHOUT_GPU),&& echo '  without $(WITHOUT_GPU)')
 summary += $(if $(filter 0,$(NCCL)),&& echo '  without several GPUs$(or $(WITHOUT_NCCL),: NCCL=0)')
