@@ -191,6 +191,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
         with_sums(e, [&](float* s) { policy.merge(sweep, s, o); });
       }
     }
+#pragma unroll  // or softmaxr's sums, whose index is e, would not be in registers
     for (int e = 0; e < EACH; e++) {
       int r = mine.held + e, i = i0 + r;
       float c[CONSTANTS + 1], factor[OUTPUTS], saved[Policy::SAVED + 1];
