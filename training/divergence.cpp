@@ -39,8 +39,9 @@ void report_divergence(Model& model, const std::string& run, int64_t step, bool 
   std::string from = checkpoint_before(run, step - 1);
   failure(
       "step %ld: loss %g, gradient norm %g: training has diverged, and the update was not made; %s. Begin another "
-      "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... --set "
+      "run with a lower learning rate or a longer warmup: --set name=... --set optimizer.lr=... %s--set "
       "optimizer.warmup_steps=...%s",
       step, result.loss, result.grad_norm, where.c_str(),
+      model.config().optimizer.matrices == Matrices::muon ? "--set optimizer.muon.lr=... " : "",
       from.empty() ? "" : (", from weights with a finite loss: --set init=" + from).c_str());
 }
