@@ -32,7 +32,8 @@ from lib.common import read_json, run as run_main, stop
 # {block: the results that its table shows in full}
 RESULTS = {"quickstart": "docs/results/quickstart_cpu.json", "variants": "dev/bench/results/length_long_cpu.json",
            "gates": "dev/bench/results/gates_cpu.json", "lr": "dev/bench/results/lr_cpu.json",
-           "block": "dev/bench/results/block_cpu.json", "muon": "dev/bench/results/muon_cpu.json"}
+           "block": "dev/bench/results/block_cpu.json", "muon": "dev/bench/results/muon_cpu.json",
+           "outputs": "dev/bench/results/outputs_cpu.json"}
 # {block: {name of results in dev/bench/results/: {column of the table: column of these results}}}
 SHORT = {
     "length": {"length_long": {"128": "128", "2048": "2048"},
