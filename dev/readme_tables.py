@@ -41,6 +41,7 @@ SHORT = {
                "length": {"250 steps, 128": "128", "250 steps, 2048": "2048"}},
     "power": {"softmaxr": {"128": "128", "512": "512", "2048": "2048"},
               "softmaxr_suffix": {"last targets, 256": "256", "last targets, 2048": "2048"}},
+    "power_copy": {"recall_copy_power": {"copy, 10 to 50": "10 to 50 letters", "copy, 200": "200"}},
     "documents": {"documents": {"512": "512", "8192": "8192"},
                   "documents_suffix": {"last targets, 512": "512", "last targets, 8192": "8192"},
                   "documents_long": {"long documents, 512": "512", "long documents, 8192": "8192"}},
