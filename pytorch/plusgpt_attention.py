@@ -53,13 +53,13 @@ def build(*kinds, backend=None):
   os.makedirs(os.path.join(ROOT, "build"), exist_ok=True)
   with open(os.path.join(ROOT, "build", "pytorch.lock"), "w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of a run call it at once
-    make = subprocess.Popen(["make", "-C", ROOT, "pytorch", f"BACKEND={backend}", f"KINDS={' '.join(wanted)}"],
-                            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     said = ""
-    for line in make.stdout:
-      said += line
-      print(line, end="", file=sys.stderr, flush=True)
-    if make.wait():
+    with subprocess.Popen(["make", "-C", ROOT, "pytorch", f"BACKEND={backend}", f"KINDS={' '.join(wanted)}"],
+                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as make:
+      for line in make.stdout:
+        said += line
+        print(line, end="", file=sys.stderr, flush=True)
+    if make.returncode:
       raise RuntimeError("make pytorch failed:\n" + said[max(0, said.find("error") - 500):][:3000])
     KINDS[:] = wanted
     library.cache_clear()
@@ -322,8 +322,9 @@ def of_heads(heads, decay, documents, cu_seqlens, sink, ssmax_scale, learned, co
   B, T, H = x.shape[0], x.shape[1], x.shape[-2]
   require(x.dtype in (torch.float32, torch.bfloat16),
           f"q, k and v are {x.dtype}; use float32 or bfloat16: q.bfloat16(), or autocast's dtype=torch.bfloat16")
-  require(type(context) is int and context > 0, f"context is {context!r}; it must be a length, such as 1024")
-  require(isinstance(learned, (list, tuple)), "learned must be a list of tensors [H], one for each learned number")
+  require(hasattr(context, "__index__") and context > 0, f"context is {context!r}; it must be a length, such as 1024")
+  require(hasattr(learned, "__iter__") and not isinstance(learned, torch.Tensor),
+          "learned must be a list of tensors [H], one for each learned number")
   require(cu_seqlens is None or documents is None, "documents and cu_seqlens say the same: leave one out")
   if not torch.compiler.is_compiling():
     require(all(forward_ad.unpack_dual(y).tangent is None for y in heads), "there are no derivatives in forward mode")

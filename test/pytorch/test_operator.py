@@ -10,6 +10,7 @@ import unittest
 from pytorch.test_values import ROOT, missing, torch
 
 if torch:
+  import numpy
   import torch.nn.functional as F
   from plusgpt_attention import attention, attention_qkvpacked
   from torch.utils.checkpoint import checkpoint
@@ -240,6 +241,10 @@ class Operator(unittest.TestCase):
           attention(*arguments, **keys)
         self.assertNotRegex(str(error.exception), "\n|--set")
 
+  def test_whatever_counts_as_a_length_or_a_list(self):
+    x = [y.detach() for y in heads(T=8)]
+    found = attention(*x, context=numpy.int64(128), scale="logn", learned=torch.nn.ParameterList())
+    self.equal([found], [attention(*x, context=128, scale="logn")])
 
   def test_forward_mode(self):
     x = tuple(y.detach() for y in heads(T=8))
