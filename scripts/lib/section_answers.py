@@ -94,7 +94,7 @@ def paired_tasks(view, rows):
       answers = right_answers(row), right_answers(other)
       if (alone or other["seed"] == row["seed"]) and answers[0] and answers[0].keys() == answers[1].keys():
         *counts, p = mcnemar(*answers)
-        label = view.titles[row["variant"]] + f", seed {row['seed']}" * (not alone)
+        label = view.titles[row["variant"]] + f", seed {row['seed']}" * (not alone or view.seeds[row["variant"]] > 1)
         lines.append([label, row["task"], str(row["n"]), *map(str, counts), "%.3g" % p])
   head = ["run", "task", "n", "only this run", f"only {view.titles[view.base]}", "p"]
   said = Text(f"Paired with {view.titles[view.base]}: examples that only one of both answers right, and the exact "

@@ -81,15 +81,17 @@ def of_texts(name: str, head: list[str], rows: list[list]) -> Frame:
   return Frame(name, frame, frame)
 
 
-def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[str] = (), seeds=None) -> Frame:
+def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[str] = (),
+              seeds: dict[str, int] = {}) -> Frame:
   """A line for each group of the rows, which are a DataFrame, by these of its columns, which head names. A cell has
   the mean of the column's value over the group, or the texts that differ; a column without values is left out. seeds:
   {a variant, the first of `by`: its runs}, of which some may have no row."""
   pandas = metrics.load_pandas()
-  groups = rows.groupby(by if by[1:] else by[0], sort=False, dropna=False)
+  groups = [(key if by[1:] else (key,), group)
+            for key, group in rows.groupby(by if by[1:] else by[0], sort=False, dropna=False)]
   texts = {title: [] for title in head or by}
   for key, _ in groups:
-    for title, value in zip(texts, key if by[1:] else [key]):  # pandas makes floats of columns that lack some
+    for title, value in zip(texts, key):  # pandas makes floats of columns that lack some
       texts[title].append(int(value) if isinstance(value, float) and value.is_integer() else
                           "-" if value != value else value)
   frames = {"texts": texts, "numbers": dict(texts)}
@@ -102,8 +104,8 @@ def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[
       frames["texts"][title] = frames["numbers"][title] = made
       continue
     share = share or "%" in digits
-    made = [variants.mean_text(values, digits, max(len(group), (seeds or {}).get(key[0] if by[1:] else key, 0)),
-                               exact=True, share=share) for values, (key, group) in zip(found, groups)]
+    made = [variants.mean_text(values, digits, max(len(group), seeds.get(key[0], 0)), exact=True, share=share)
+            for values, (key, group) in zip(found, groups)]
     frames["texts"][title] = made
     frames["numbers"][title] = [sum(values) / len(values) if values else None for values in found]
     if any(len(values) > 1 for values in found):
