@@ -39,7 +39,9 @@ try:
 except ImportError as error:
   common.stop(f"PyTorch 2.5 or later is needed ({error}); run this script with a Python that has it")
 
-from lib import formula, metrics
+sys.path.insert(0, os.path.join(root.ROOT, "pytorch"))
+import plusgpt_attention  # noqa: E402: found there
+from lib import formula, metrics  # noqa: E402
 
 torch.utils.deterministic.fill_uninitialized_memory = False  # a check for NaN that costs time and changes no result
 OURS, QUICK_START = os.environ.get("TRAIN", "./train"), "configs/quickstart.json"
@@ -137,12 +139,10 @@ def flash(module, deterministic):
   return attend
 
 
-def operator(**keys):
+def operator(device, **keys):
   """Our kernels in PyTorch (pytorch/); None where `make pytorch` has not made them."""
-  sys.path.insert(0, os.path.join(root.ROOT, "pytorch"))
-  import plusgpt_attention
   try:
-    plusgpt_attention.library("cuda" if torch.cuda.is_available() else "cpu")
+    plusgpt_attention.library(device)
   except RuntimeError:
     return None
   return lambda q, k, v: plusgpt_attention.attention(*(x.transpose(1, 2) for x in (q, k, v)), **keys).transpose(1, 2)
@@ -170,9 +170,10 @@ def peers(tiny):
   for name, module in ("FlashAttention-3", "flash_attn_interface"), ("FlashAttention-4", "flash_attn.cute"):
     alone += [Peer(name + (", deterministic" if again else ""), "softmax", flash(module, again), None, again, False)
               for again in (False, True)]
+  device = "cpu" if tiny else "cuda"
   alone += [Peer("LSSA FlexAttention", "lssa", flex_lssa),
-            Peer("softmax operator", "softmax", operator(), compiled=False),
-            Peer("LSSAR operator", "lssar", operator(variant="lssar", power=LSSAR.power), compiled=False)]
+            Peer("softmax operator", "softmax", operator(device), compiled=False),
+            Peer("LSSAR operator", "lssar", operator(device, variant="lssar", power=LSSAR.power), compiled=False)]
   return whole, alone + [peer for peer in whole if peer.kind == "lssar"]
 
 

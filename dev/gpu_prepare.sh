@@ -19,10 +19,10 @@ folder=${1:-.visit} build=build/visit
 read -ra programs <<< "${PROGRAMS:-}"
 [ ${#programs[@]} -gt 0 ] ||
   programs=(train bench_{step,kernels,attention} test_{hopper{,_operands,_heads},attention,kernels,matmul,gate,prepare})
-make BACKEND=cuda ARCH="${ARCH:-90}" WITH_PTX= HEAD_DIM="64 128" ATTN="softmax lssar" NCCL=0 BUILD=$build \
-  "${programs[@]/#/$build/}"
+cuda=(BACKEND=cuda ARCH="${ARCH:-90}" WITH_PTX= ATTN="softmax lssar")
+make "${cuda[@]}" HEAD_DIM="64 128" NCCL=0 BUILD=$build "${programs[@]/#/$build/}"
 [ -n "${PROGRAMS:-}" ] || {
-  make BACKEND=cuda ARCH="${ARCH:-90}" WITH_PTX= HEAD_DIM=64 ATTN="softmax lssar" PYTORCH=1 BUILD=$build-pytorch pytorch
+  make "${cuda[@]}" HEAD_DIM=64 PYTORCH=1 BUILD=$build-pytorch pytorch
   cp $build-pytorch/plusgpt_attention.so $build
   programs+=(plusgpt_attention.so)
 }

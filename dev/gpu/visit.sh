@@ -12,7 +12,6 @@ else lengths=1024,4096,16384 tiny=(); fi
 
 last_line() { tail -n 1 "$1" | tr '|' ','; }
 passed() { grep -E '^\[  PASSED  \]' "$1" | tail -n 1 | sed 's/.*\] //'; }
-ran() { grep '^Ran ' "$1"; }
 table() { grep -c '^|' "$1" | sed 's/$/ lines of a table/'; }
 # Of llm.c's log: the mean of the steps after the first five.
 rate() {
@@ -59,7 +58,7 @@ for question in $asked; do
     operator)  # of PyTorch
       [ -z "$prepared" ] || install -D -t build/cuda-pytorch "$build/plusgpt_attention.so"
       [ -z "$torch_python" ] || {
-        step "values of the operator" 60 ran env -C test PLUSGPT_DEVICE="$BACKEND" "$torch_python" -m unittest \
+        step "values of the operator" 60 last_line env -C test PLUSGPT_DEVICE="$BACKEND" "$torch_python" -m unittest \
           pytorch.test_values.Values.test_bf16 pytorch.test_operator.Operator.test_a_graph
         step "speed of the operator" 40 last_line "$torch_python" dev/bench_peers.py "${tiny[@]}" \
           --ours "$out/attention.json" --only operator --minutes 0.5 --out "$out/peers_operator.json"
