@@ -58,7 +58,7 @@ class Help(Folder):
 import importlib, sys
 from unittest import mock
 for name in ("numpy", "pandas", "scipy", "torch", "torch.nn", "torch.nn.functional", "torch.nn.attention",
-             "torch.nn.attention.flex_attention", "lib.formula"):
+             "torch.nn.attention.flex_attention", "lib.formula", "plusgpt_attention"):
   sys.modules[name] = mock.MagicMock()
 script = importlib.import_module(sys.argv.pop(1))
 print(script.__doc__.split("\\n")[0])
