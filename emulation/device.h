@@ -11,6 +11,7 @@ constexpr bool on_cpu = true;
 #define CPU_OUT_OF_LINE __attribute__((noinline))
 
 inline void set_cpu_threads(int n) { cpu::set_pool_threads(n); }
+inline int cpu_threads() { return cpu::pool_threads(); }
 inline void set_cpu_order(CpuOrder order, unsigned seed) {
   cpu::knobs.order = static_cast<cpu::Order>(order);
   cpu::knobs.seed = seed;

@@ -60,6 +60,7 @@ cudaError_t load_a_kernel();
 // Only the CPU layer can vary these; a GPU ignores all three. Results must not depend on them.
 enum class CpuOrder { forward, reverse, random };
 void set_cpu_threads(int n);                      // OS threads that run kernels; n < 1: one per core
+int cpu_threads();                                // their number
 void set_cpu_order(CpuOrder, unsigned seed = 1);  // of blocks, warps and lanes
 void set_cpu_poison(bool on);                     // NaN in shared memory before each block and in new device memory
 
@@ -86,6 +87,7 @@ template <class T> struct alignas(16) Pack {
 constexpr bool on_cpu = false;
 #define CPU_OUT_OF_LINE __forceinline__  // large functions that a CPU calls, so that each caller compiles faster
 inline void set_cpu_threads(int) {}
+inline int cpu_threads() { return 1; }
 inline void set_cpu_order(CpuOrder, unsigned) {}
 inline void set_cpu_poison(bool) {}
 #endif

@@ -1,60 +1,15 @@
 // The general attention kernels: every kind, any head dimension, any T, float and bf16. Blocks keep tiles of one
 // sequence in shared memory and let the other stream past (tiles.cuh); tiles that no row sees are never touched. Each
 // thread computes 16 by one to four elements of a product in registers. The backward has two kernels, dK and dV by
-// tiles of keys and dQ by tiles of queries, so that one thread computes each sum, in one order. Heads of more than 128
-// channels are done 128 output channels at a time, and each time the scores are computed again.
+// tiles of keys and dQ by tiles of queries, so that one thread computes each sum, in one order; a CPU may have one for
+// all three. Heads of more than 128 channels are done 128 output channels at a time, and each time the scores are
+// computed again.
 #pragma once
 #include "attention/policy.cuh"
+#include "attention/general/diagnose.cuh"
 #include "attention/general/tiles.cuh"
 
 namespace {
-
-// The tile of rows and the chunk of channels that a block computes. With last_rows_first, the rows that see the most
-// keys come first.
-struct Place {
-  int b, h, row, chunk, chunks;
-};
-template <class Tile> __device__ Place place_of_block(const KernelShape& s, bool last_rows_first) {
-  int chunks = s.chunks(Tile::CHANNELS), tiles = gridDim.x / chunks, tile = blockIdx.x / chunks;
-  if (last_rows_first) tile = tiles - 1 - tile;
-  return {int(blockIdx.z), int(blockIdx.y), tile * Tile::HELD, int(blockIdx.x % chunks), chunks};
-}
-
-// z[n] = scores of held[n]'s rows from r0 and streamed[n]'s rows from s0, n < N, over all channels, a chunk at a time
-// and always in the same order: forward and backward must agree on z to the last bit, as e^z magnifies any difference.
-// If the head is one chunk, the held tiles are loaded only when `fresh`. Begins with a barrier.
-template <class Tile, int N, class T>
-__device__ CPU_OUT_OF_LINE void score_tiles(float (&z)[N][Tile::STREAMED_EACH][EACH], float* held_tiles,
-                                            float* stream_tiles, const Head<T> (&held)[N], int r0,
-                                            const Head<T> (&streamed)[N], int s0, const Place& place, bool fresh) {
-  for (int n = 0; n < N; n++)
-    for (int x = 0; x < Tile::STREAMED_EACH; x++)
-      for (int e = 0; e < EACH; e++) z[n][x][e] = 0;
-  for (int chunk = 0; chunk < place.chunks; chunk++) {
-    int c0 = chunk * Tile::CHANNELS;
-    __syncthreads();
-    unrolled<N>([&](int n) {
-      if (fresh || place.chunks > 1) load_held<Tile>(held_tiles + n * Tile::HELD_FLOATS, held[n], r0, c0);
-      load_stream<Tile>(stream_tiles + n * Tile::STREAM_FLOATS, streamed[n], s0, c0);
-    });
-    __syncthreads();
-    int depth = min(Tile::CHANNELS, round_up_8(held[0].D - c0));
-    unrolled<N>([&](int n) {
-      add_scores<Tile>(z[n], stream_tiles + n * Tile::STREAM_FLOATS, held_tiles + n * Tile::HELD_FLOATS, depth);
-    });
-  }
-}
-
-// After score_tiles(): loads the block's own chunk of channels into the stream tiles again. A barrier must follow.
-template <class Tile, int N, class T>
-__device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head<T> (&streamed)[N], int s0,
-                                                 const Place& place) {
-  if (place.chunk == place.chunks - 1) return;
-  __syncthreads();
-  unrolled<N>([&](int n) {
-    load_stream<Tile>(stream_tiles + n * Tile::STREAM_FLOATS, streamed[n], s0, place.chunk * Tile::CHANNELS);
-  });
-}
 
 // ---- forward: queries are held, keys and then values stream past
 
@@ -168,9 +123,12 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
       // Outputs
       if (ours.channel >= width) continue;
       if constexpr (Policy::RESCALES) {
-        for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++) {
+          float factor = factors[ours.held + r];
+          if (on_cpu && factor == 1) continue;  // as most are; and g++ makes vectors of channels then, not of rows
           for (int n = 0; n < OUTPUTS; n++)
-            for (int e = 0; e < EACH; e++) out_sum[n][r][e] *= factors[ours.held + r];
+            for (int e = 0; e < EACH; e++) out_sum[n][r][e] *= factor;
+        }
       }
       for (int n = 0; n < OUTPUTS; n++) add_sums<Tile>(out_sum[n], weight_tile + n * Tile::WEIGHT_FLOATS, stream_tile);
     }
@@ -230,18 +188,19 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
 
 // ---- backward
 
-// Keys are held, queries stream past: dk = sum of dz q, dv = sum of P dO, over the queries that see a key.
-template <class T, class Policy, class Mask, class Tile>
-__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    attention_backward_keys_kernel(T* dqkv, float* dz_by_key, const T* dout, const float* rows, const T* qkv,
-                                   KernelSettings settings, KernelShape shape) {
+// Keys are held, queries stream past, for the tile of keys at `place`: dk = sum of dz q, dv = sum of P dO, over the
+// queries that see a key. WITH_DQ: also dq += sum of dz k, of the head at dq, and dz_by_query += its sums.
+template <bool WITH_DQ, class Policy, class Mask, class Tile, class T>
+__device__ __forceinline__ void backward_of_keys(T* dqkv, float* dz_by_key, float* dq, float* dz_by_query,
+                                                 const T* dout, const float* rows, const T* qkv,
+                                                 const KernelSettings& settings, const KernelShape& shape,
+                                                 const Place& place, float* shared) {
   constexpr int X = Tile::STREAMED_EACH, R = Tile::SUM_ROWS, ROW_VALUES = Policy::ROW_VALUES;
-  DYNAMIC_SHARED(float, shared);
   float* held_tiles = shared;                                // k, v
   float* stream_tiles = held_tiles + 2 * Tile::HELD_FLOATS;  // q, dO
   float* dz_tile = stream_tiles + 2 * Tile::STREAM_FLOATS;
   float* p_tile = dz_tile + Tile::WEIGHT_FLOATS;
-  Place place = place_of_block<Tile>(shape, false);
+  float* key_rows = p_tile + Tile::WEIGHT_FLOATS;  // k as a stream tile
   ScorePlace<Tile> mine;
   SumPlace<Tile> ours;
   int j0 = place.row, chunk0 = place.chunk * Tile::CHANNELS, width = min(Tile::CHANNELS, shape.D - chunk0);
@@ -255,6 +214,10 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   mask.template hold<true>(j0, Tile::HELD);
   Positions<Mask, EACH> at(mask, j0 + mine.held);
 
+  if constexpr (WITH_DQ) {
+    __syncthreads();  // the keys before these have been read
+    load_stream<Tile>(key_rows, held[0], j0, chunk0);
+  }
   float dk[R][EACH] = {}, dv[R][EACH] = {}, z[2][X][EACH], dz_sums[Tile::ROWS_EACH] = {};
   for (int i0 = tiles.begin; i0 < tiles.stop; i0 = tiles.next(i0)) {
     // Scores, masked, and dP
@@ -281,12 +244,18 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
     }
     __syncthreads();
 
-    // Sums for the bias, and for dk and dv
+    // Sums for the bias, for dk and dv, and for dq
     if constexpr (Mask::ADDS)
-      if (mask.bias) add_held_row_sums<Tile>(dz_sums, dz_tile);
+      if (mask.bias) {
+        add_held_row_sums<Tile>(dz_sums, dz_tile);
+        if constexpr (WITH_DQ) add_streamed_row_sums<Tile>(dz_by_query + first_row + i0, shape.T - i0, dz_tile);
+      }
     if (ours.channel >= width) continue;
     add_sums<Tile>(dk, dz_tile, stream_tiles);
     add_sums<Tile>(dv, p_tile, stream_tiles + Tile::STREAM_FLOATS);
+    if constexpr (WITH_DQ)
+      add_streamed_products<Tile>(dq + i0 * shape.qkv_stride, shape.qkv_stride, shape.T - i0, shape.D, dz_tile,
+                                  key_rows);
   }
   size_t A = size_t(shape.H) * shape.D;
   for (int r = 0; r < R; r++) {
@@ -298,6 +267,33 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   }
   if constexpr (Mask::ADDS)
     if (mask.bias && place.chunk == 0) store_held_row_sums<Tile>(dz_by_key + first_row + j0, dz_sums, shape.T - j0);
+}
+
+template <class T, class Policy, class Mask, class Tile>
+__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
+    attention_backward_keys_kernel(T* dqkv, float* dz_by_key, const T* dout, const float* rows, const T* qkv,
+                                   KernelSettings settings, KernelShape shape) {
+  DYNAMIC_SHARED(float, shared);
+  backward_of_keys<false, Policy, Mask, Tile>(dqkv, dz_by_key, nullptr, nullptr, dout, rows, qkv, settings, shape,
+                                              place_of_block<Tile>(shape, false), shared);
+}
+
+// All gradients of a head of one chunk in float32, whose keys a block takes tile by tile in ascending order: each score
+// is computed once, and five products do the work of seven.
+template <class Policy, class Mask, class Tile>
+__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
+    attention_backward_heads_kernel(float* dqkv, float* dz_by_key, float* dz_by_query, const float* dout,
+                                    const float* rows, const float* qkv, KernelSettings settings, KernelShape shape) {
+  DYNAMIC_SHARED(float, shared);
+  Place place = {int(blockIdx.z), int(blockIdx.y), 0, 0, 1};
+  float* dq = dqkv + size_t(place.b) * shape.T * shape.qkv_stride + size_t(place.h) * shape.D;
+  for (int i = threadIdx.x; i < shape.T; i += Tile::THREADS) {
+    for (int c = 0; c < shape.D; c++) dq[i * shape.qkv_stride + c] = 0;
+    if (settings.bias) dz_by_query[shape.first_row(place.b, place.h) + i] = 0;
+  }
+  for (; place.row < shape.T; place.row += Tile::HELD)
+    backward_of_keys<true, Policy, Mask, Tile>(dqkv, dz_by_key, dq, dz_by_query, dout, rows, qkv, settings, shape,
+                                               place, shared);
 }
 
 // Queries are held, keys stream past: dq = sum of dz k, over the keys that a query sees.
@@ -387,166 +383,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
   }
 }
 
-// ---- statistics of the weights: queries are held, keys stream past
-
-// The bin of RowStatistic::REACH: the length of the distance as a binary number. Exact up to 2^24.
-__device__ inline int reach_bin(int distance) { return max((__float_as_int(float(distance)) >> 23) - 126, 0); }
-
-// Which of the tile's weights a thread adds up: those of ROWS held rows, a vector on a CPU, and of a part of the keys.
-template <class Tile> struct StatisticPlace {
-  static constexpr int ROWS = on_cpu ? EACH : 1, PARTS = on_cpu ? 1 : Tile::THREADS / Tile::HELD;
-  static constexpr int KEYS = Tile::STREAM / PARTS;
-  static_assert(PARTS >= 1 && Tile::STREAM % PARTS == 0);
-  int held = int(threadIdx.x) % (Tile::HELD / ROWS) * ROWS, part = int(threadIdx.x) / (Tile::HELD / ROWS);
-};
-
-// sums [PARTS][count][HELD] += the statistics of a tile of weights, -1 where a row does not see the key.
-template <class Tile, class Mask>
-__device__ CPU_OUT_OF_LINE void add_statistics(float* sums, const float* weight_tile, const Mask& mask, int i0, int j0,
-                                               int count) {
-  constexpr int ROWS = StatisticPlace<Tile>::ROWS, PARTS = StatisticPlace<Tile>::PARTS,
-                KEYS = StatisticPlace<Tile>::KEYS;
-  StatisticPlace<Tile> ours;
-  if (ours.part >= PARTS) return;
-  sums += size_t(ours.part) * count * Tile::HELD + ours.held;
-  int starts[ROWS];
-  for (int r = 0; r < ROWS; r++) starts[r] = mask.first(i0 + ours.held + r);
-  float sum[RowStatistic::REACH][ROWS];
-  for (int n = 0; n < RowStatistic::REACH; n++)
-    for (int r = 0; r < ROWS; r++) sum[n][r] = sums[n * Tile::HELD + r];
-  for (int s = ours.part * KEYS; s < (ours.part + 1) * KEYS; s++) {
-    int distance = i0 + ours.held - (j0 + s);  // of the first row
-    if (distance + ROWS <= 0) break;
-    const float* weights = weight_tile + s * Tile::HELD_STRIDE + bank_padded(ours.held);
-    float p[ROWS];
-    for (int r = 0; r < ROWS; r++) {
-      p[r] = max(weights[r], 0.0f);
-      sum[RowStatistic::SUM][r] += p[r];
-      sum[RowStatistic::P_LOG_P][r] = fmaf(p[r], log_normal(max(p[r], 0x1p-126f)), sum[RowStatistic::P_LOG_P][r]);
-      sum[RowStatistic::FIRST][r] = fmaf(j0 + s == starts[r] ? 1.0f : 0.0f, p[r], sum[RowStatistic::FIRST][r]);
-      sum[RowStatistic::LARGEST][r] = max(sum[RowStatistic::LARGEST][r], p[r]);
-      sum[RowStatistic::DISTANCE][r] = fmaf(p[r], float(distance + r), sum[RowStatistic::DISTANCE][r]);
-      sum[RowStatistic::ZEROS][r] += weights[r] == 0 ? 1.0f : 0.0f;
-      sum[RowStatistic::KEYS][r] += weights[r] >= 0 ? 1.0f : 0.0f;
-    }
-    float* reach = sums + RowStatistic::REACH * Tile::HELD;
-    // Rows beyond T, which are never written, have distances beyond the last bin.
-    auto bin = [&](int d) { return min(reach_bin(max(d, 0)), count - RowStatistic::REACH - 1); };
-    int near = bin(distance), far = bin(distance + ROWS - 1);
-    if (near == far) {
-      for (int r = 0; r < ROWS; r++) reach[near * Tile::HELD + r] += p[r];
-    } else {
-      for (int r = 0; r < ROWS; r++) reach[bin(distance + r) * Tile::HELD + r] += p[r];
-    }
-  }
-  for (int n = 0; n < RowStatistic::REACH; n++)
-    for (int r = 0; r < ROWS; r++) sums[n * Tile::HELD + r] = sum[n][r];
-}
-
-template <class T, class Policy, class Mask, class Tile>
-__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
-    attention_diagnose_kernel(float* statistics, const float* stats, const T* qkv, KernelSettings settings,
-                              KernelShape shape, int count) {
-  constexpr int X = Tile::STREAMED_EACH, ROW_VALUES = Policy::ROW_VALUES, PARTS = StatisticPlace<Tile>::PARTS;
-  DYNAMIC_SHARED(float, shared);
-  float* query_tile = shared;
-  float* key_tile = query_tile + Tile::HELD_FLOATS;
-  float* weight_tile = key_tile + Tile::STREAM_FLOATS;   // -1 where the row does not see the key
-  float* row_tile = weight_tile + Tile::WEIGHT_FLOATS;   // [ROW_VALUES][HELD]
-  float* all_sums = row_tile + ROW_VALUES * Tile::HELD;  // [PARTS][count][HELD]
-  Place place = {int(blockIdx.z), int(blockIdx.y), int(gridDim.x - 1 - blockIdx.x) * Tile::HELD, 0,
-                 shape.chunks(Tile::CHANNELS)};
-  ScorePlace<Tile> mine;
-  int i0 = place.row;
-  Head<T> q[1] = {head_of_qkv(qkv, 0, place.b, place.h, shape)}, k[1] = {head_of_qkv(qkv, 1, place.b, place.h, shape)};
-  size_t all_rows = shape.rows(), first_row = shape.first_row(place.b, place.h);
-  Policy policy(settings, 0, place.h);
-  Mask mask(settings, shape.T, shape.head_number(place.b, place.h));
-  auto tiles = mask.template key_tiles<Tile::STREAM>(i0, Tile::HELD);
-  mask.template hold<false>(i0, Tile::HELD);
-  Positions<Mask, EACH> at(mask, i0 + mine.held);
-
-  for (int n = threadIdx.x; n < PARTS * count * Tile::HELD; n += Tile::THREADS) all_sums[n] = 0;
-  for (int r = threadIdx.x; r < Tile::HELD; r += Tile::THREADS) {
-    float dot[2] = {0, 0}, saved[Policy::SAVED + 1], row[ROW_VALUES + 1] = {};
-    if (i0 + r < shape.T) {
-      for (int n = 0; n < Policy::SAVED; n++) saved[n] = stats[n * all_rows + first_row + i0 + r];
-      policy.row_for_backward(mask.keys(i0 + r), saved, dot, row);
-    }
-    for (int n = 0; n < ROW_VALUES; n++) row_tile[n * Tile::HELD + r] = row[n];
-  }
-  float z[1][X][EACH], sizes[EACH] = {}, largest[EACH] = {};  // of |z| in units of the kind
-  for (int j0 = tiles.begin; j0 < tiles.stop; j0 = tiles.next(j0)) {
-    // Scores, masked
-    score_tiles<Tile>(z, query_tile, key_tile, q, i0, k, j0, place, j0 == tiles.begin);
-    mask_scores<Tile, false>(z[0], mask, i0, j0);
-
-    // Weights
-#pragma unroll
-    for (int x = 0; x < X; x++) {
-      for (int e = 0; e < EACH; e++) {
-        float size = z[0][x][e] == -INFINITY ? 0 : fabsf(z[0][x][e]);
-        sizes[e] += size, largest[e] = max(largest[e], size);
-      }
-      float* to = weight_tile + mine.streamed(x) * Tile::HELD_STRIDE + bank_padded(mine.held);
-#pragma unroll
-      for (int e0 = 0; e0 < EACH; e0 += AT_ONCE) {
-        float weights[AT_ONCE], row[ROW_VALUES + 1][AT_ONCE];
-        for (int n = 0; n < ROW_VALUES; n++) read_neighbours(row[n], row_tile + n * Tile::HELD + mine.held + e0);
-        for (int e = 0; e < AT_ONCE; e++) {
-          float r[ROW_VALUES + 1], p, dz, score = z[0][x][e0 + e];
-          for (int n = 0; n < ROW_VALUES; n++) r[n] = row[n][e];
-          score_gradient(policy, score, 0, r, p, dz, at(e0 + e, i0 + mine.held + e0 + e),
-                         at(e0 + e, j0 + mine.streamed(x)));
-          weights[e] = score == -INFINITY ? -1 : p;
-        }
-        write_neighbours(to + e0, weights);
-      }
-    }
-    __syncthreads();
-
-    add_statistics<Tile>(all_sums, weight_tile, mask, i0, j0, count);
-  }
-  // The sizes of scores: of the threads that share a row, one after the other
-  for (int statistic = RowStatistic::SCORES; statistic <= RowStatistic::SCORE; statistic++) {
-    bool sum = statistic == RowStatistic::SCORES;
-    __syncthreads();
-    write_neighbours(weight_tile + mine.first * Tile::HELD + mine.held, sum ? sizes : largest);
-    __syncthreads();
-    for (int r = threadIdx.x; r < Tile::HELD; r += Tile::THREADS) {
-      float all = 0;
-      for (int n = 0; n < Tile::SHARERS; n++)
-        all = sum ? all + weight_tile[n * Tile::HELD + r] : max(all, weight_tile[n * Tile::HELD + r]);
-      all_sums[statistic * Tile::HELD + r] = all;
-    }
-  }
-  __syncthreads();
-
-  // The parts together, always in the same order
-  for (int n = threadIdx.x; n < count * Tile::HELD; n += Tile::THREADS) {
-    int i = i0 + n % Tile::HELD;
-    if (i >= shape.T) continue;
-    float sum = all_sums[n];
-    for (int part = 1; part < PARTS; part++) {
-      float other = all_sums[part * count * Tile::HELD + n];
-      bool largest_of = n / Tile::HELD == RowStatistic::LARGEST || n / Tile::HELD == RowStatistic::SCORE;
-      sum = largest_of ? max(sum, other) : sum + other;
-    }
-    statistics[(n / Tile::HELD) * all_rows + first_row + i] = sum;
-  }
-}
-
 // ---- launchers
-
-#ifndef GENERAL_WIDTHS
-#define GENERAL_WIDTHS 32, 64, 128
-#endif
-
-// f.operator()<WIDTH>() with the width for heads of D channels.
-template <bool CPU, class F> void with_general_width(int D, F f) {
-  [&]<int... WIDTHS>(std::integer_sequence<int, WIDTHS...>) { with_width<general_width(WIDTHS, CPU)...>(D, f); }
-  (std::integer_sequence<int, GENERAL_WIDTHS>());
-}
 
 template <class Tile> dim3 grid_of(const KernelShape& s) {
   return dim3(s.tiles(Tile::HELD) * s.chunks(Tile::CHANNELS), s.H, s.B);
@@ -564,34 +401,31 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_for
   });
 }
 
-// Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP).
+// Whether a CPU's threads have heads for most of the time, so that one kernel with a block for each is faster than two.
+inline bool heads_pay(const KernelShape& shape) {
+  int heads = shape.B * shape.H, threads = cpu_threads();
+  return heads >= 0.8 * threads * ((heads + threads - 1) / threads);
+}
+
+// Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP), or 5.
 template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_backward(const BackwardCall<T>& c) {
   KernelShape shape = kernel_shape<T>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
   write_row_values<T, Policy, Mask>(c, shape);
   with_general_width<CPU>(c.call.shape.D, [&]<int WIDTH>() {
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_POSITION<Policy>, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
+    if constexpr (CPU && std::is_same_v<T, float> && Policy::LEARNED == 0)
+      if (shape.chunks(Tile::CHANNELS) == 1 && heads_pay(shape))
+        return LAUNCH((attention_backward_heads_kernel<Policy, Mask, Tile>), dim3(1, shape.H, shape.B),
+                      dim3(Tile::THREADS), (floats + Tile::STREAM_FLOATS) * sizeof(float), c.call.stream, c.dqkv,
+                      c.workspace.dz_by_key, c.workspace.dz_by_query, c.dout, c.workspace.row_values, c.qkv, c.settings,
+                      shape);
     LAUNCH((attention_backward_keys_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape), dim3(Tile::THREADS),
            floats * sizeof(float), c.call.stream, c.dqkv, c.workspace.dz_by_key, c.dout, c.workspace.row_values, c.qkv,
            c.settings, shape);
     LAUNCH((attention_backward_queries_kernel<T, Policy, Mask, Tile>), grid_of<Tile>(shape), dim3(Tile::THREADS),
            (floats - Tile::WEIGHT_FLOATS + Policy::ROW_VALUES * Tile::HELD) * sizeof(float), c.call.stream, c.dqkv,
            c.workspace.dz_by_query, c.workspace.learned_sums, c.dout, c.workspace.row_values, c.qkv, c.settings, shape);
-  });
-}
-
-// Floor: a product of T^2 D FLOPs per head, and some 20 operations for each pair.
-template <class T, class Policy, class Mask>
-void general_diagnose(float* statistics, const float* stats, const T* qkv, const AttentionCall<T>& call,
-                      const KernelSettings& settings) {
-  KernelShape shape = kernel_shape<T>(call, {qkv});
-  with_general_width<on_cpu>(call.shape.D, [&]<int WIDTH>() {
-    using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_POSITION<Policy>, on_cpu)>;
-    int count = row_statistics(call.shape.T);
-    size_t floats = Tile::HELD_FLOATS + Tile::STREAM_FLOATS + Tile::WEIGHT_FLOATS +
-                    (Policy::ROW_VALUES + StatisticPlace<Tile>::PARTS * count) * Tile::HELD;
-    LAUNCH((attention_diagnose_kernel<T, Policy, Mask, Tile>), dim3(shape.tiles(Tile::HELD), shape.H, shape.B),
-           dim3(Tile::THREADS), floats * sizeof(float), call.stream, statistics, stats, qkv, settings, shape, count);
   });
 }
 

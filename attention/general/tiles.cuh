@@ -178,20 +178,12 @@ __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::STREAMED_EACH][EACH
   ScorePlace<Tile> mine;
   int first = held0 + mine.held;
   if constexpr (Mask::ADDS) {
-    if (mask.bias && mask.documents) {
+    if (mask.bias) {  // in float64: the same bits whichever rows are held
       double held[EACH];
       for (int e = 0; e < EACH; e++) held[e] = mask.exact(first + e);
       for (int x = 0; x < Tile::STREAMED_EACH; x++) {
         double streamed = mask.exact(stream0 + mine.streamed(x));
         for (int e = 0; e < EACH; e++) z[x][e] += float(KEYS ? streamed - held[e] : held[e] - streamed);
-      }
-    } else if (mask.bias) {
-      double origin = mask.exact(first);
-      float held[EACH];
-      for (int e = 0; e < EACH; e++) held[e] = float(mask.exact(first + e) - origin);
-      for (int x = 0; x < Tile::STREAMED_EACH; x++) {
-        float streamed = float(mask.exact(stream0 + mine.streamed(x)) - origin);
-        for (int e = 0; e < EACH; e++) z[x][e] += KEYS ? streamed - held[e] : held[e] - streamed;
       }
     }
   }
@@ -203,22 +195,24 @@ __device__ CPU_OUT_OF_LINE void mask_scores(float (&z)[Tile::STREAMED_EACH][EACH
   });
 }
 
-// With a bias: sums[n] += the sum over a weight tile's streamed rows of dz of held row threadIdx.x + n THREADS.
+// The rows of a weight tile whose sums a thread makes: ROWS_EACH from here, if the tile has them.
+template <class Tile> __device__ __forceinline__ int first_own_row() { return threadIdx.x * Tile::ROWS_EACH; }
+
+// With a bias: sums[n] += the sum over a weight tile's streamed rows of dz of the thread's held row n.
 template <class Tile>
 __device__ __forceinline__ void add_held_row_sums(float (&sums)[Tile::ROWS_EACH], const float* dz) {
-  for (int n = 0; n < Tile::ROWS_EACH; n++) {
-    int row = threadIdx.x + n * Tile::THREADS;
-    if (row >= Tile::HELD) return;
-    float sum = 0;
-    for (int s = 0; s < Tile::STREAM; s++) sum += dz[s * Tile::HELD_STRIDE + bank_padded(row)];
-    sums[n] += sum;
-  }
+  if (first_own_row<Tile>() >= Tile::HELD) return;
+  float sum[Tile::ROWS_EACH] = {};
+  for (int s = 0; s < Tile::STREAM; s++)
+    for (int n = 0; n < Tile::ROWS_EACH; n++)
+      sum[n] += dz[s * Tile::HELD_STRIDE + bank_padded(first_own_row<Tile>() + n)];
+  for (int n = 0; n < Tile::ROWS_EACH; n++) sums[n] += sum[n];
 }
 // to[row] = its sum, for the first `rows` held rows.
 template <class Tile>
 __device__ __forceinline__ void store_held_row_sums(float* to, const float (&sums)[Tile::ROWS_EACH], int rows) {
   for (int n = 0; n < Tile::ROWS_EACH; n++)
-    if (int row = threadIdx.x + n * Tile::THREADS; row < min(Tile::HELD, rows)) to[row] = sums[n];
+    if (int row = first_own_row<Tile>() + n; row < min(Tile::HELD, rows)) to[row] = sums[n];
 }
 
 // A thread's part of the sums: SUM_ROWS held rows from `held`, and EACH channels from `channel`.
@@ -236,6 +230,41 @@ __device__ __forceinline__ void add_sums(float (&sum)[Tile::SUM_ROWS][EACH], con
                stream + bank_padded(place.channel), Tile::STREAM_STRIDE);
 }
 
+// The same sums by streamed row, on a CPU: to[s stride + channel] += the sum over held rows r of weights[s][row r]
+// held_rows[r][channel], for the first `rows` streamed rows and D channels; held_rows is laid out as a stream tile.
+template <class Tile>
+__device__ CPU_OUT_OF_LINE void add_streamed_products(float* to, size_t stride, int rows, int D, const float* weights,
+                                                      const float* held_rows) {
+  SumPlace<Tile> place;
+  int channels = min(EACH, D - place.channel);
+  rows = min(rows - place.held, Tile::SUM_ROWS);
+  to += place.held * stride + place.channel;
+  float sum[Tile::SUM_ROWS][EACH] = {};
+  auto each = [&](auto f) {
+    for (int r = 0; r < rows; r++) {
+      if (channels == EACH)  // a constant count becomes vector code
+        for (int e = 0; e < EACH; e++) f(sum[r][e], to[r * stride + e]);
+      else
+        for (int e = 0; e < channels; e++) f(sum[r][e], to[r * stride + e]);
+    }
+  };
+  each([](float& sum, float so_far) { sum = so_far; });
+  for (int r = 0; r < Tile::HELD; r += 32)
+    add_products(sum, 32, weights + place.held * Tile::HELD_STRIDE + bank_padded(r), Tile::HELD_STRIDE, 1,
+                 held_rows + r * Tile::STREAM_STRIDE + bank_padded(place.channel), Tile::STREAM_STRIDE);
+  each([](float sum, float& so_far) { so_far = sum; });
+}
+// And with a bias: to[s] += the sum over held rows of dz, which are added up as add_held_row_sums() does.
+template <class Tile> __device__ void add_streamed_row_sums(float* to, int rows, const float* dz) {
+  static_assert(Tile::HELD == Tile::STREAM);
+  int first = first_own_row<Tile>();
+  float sum[Tile::ROWS_EACH] = {};
+  for (int r = 0; r < Tile::HELD; r++)
+    for (int n = 0; n < Tile::ROWS_EACH; n++) sum[n] += dz[(first + n) * Tile::HELD_STRIDE + bank_padded(r)];
+  for (int n = 0; n < Tile::ROWS_EACH; n++)
+    if (first + n < rows) to[first + n] += sum[n];
+}
+
 // Stores the thread's EACH channels, from channel c, into a row of D channels at `to`; channels beyond D are dropped.
 template <class T>
 __device__ __forceinline__ void store_channels(T* to, const float (&v)[EACH], int c, int D, bool wide) {
@@ -250,3 +279,64 @@ __device__ __forceinline__ void store_channels(T* to, const float (&v)[EACH], in
       if (c + i < D) to[c + i] = from_float<T>(v[i]);
   }
 }
+
+namespace {
+
+// The tile of rows and the chunk of channels that a block computes. With last_rows_first, the rows that see the most
+// keys come first.
+struct Place {
+  int b, h, row, chunk, chunks;
+};
+template <class Tile> __device__ Place place_of_block(const KernelShape& s, bool last_rows_first) {
+  int chunks = s.chunks(Tile::CHANNELS), tiles = gridDim.x / chunks, tile = blockIdx.x / chunks;
+  if (last_rows_first) tile = tiles - 1 - tile;
+  return {int(blockIdx.z), int(blockIdx.y), tile * Tile::HELD, int(blockIdx.x % chunks), chunks};
+}
+
+// z[n] = scores of held[n]'s rows from r0 and streamed[n]'s rows from s0, n < N, over all channels, a chunk at a time
+// and always in the same order: forward and backward must agree on z to the last bit, as e^z magnifies any difference.
+// If the head is one chunk, the held tiles are loaded only when `fresh`. Begins with a barrier.
+template <class Tile, int N, class T>
+__device__ CPU_OUT_OF_LINE void score_tiles(float (&z)[N][Tile::STREAMED_EACH][EACH], float* held_tiles,
+                                            float* stream_tiles, const Head<T> (&held)[N], int r0,
+                                            const Head<T> (&streamed)[N], int s0, const Place& place, bool fresh) {
+  for (int n = 0; n < N; n++)
+    for (int x = 0; x < Tile::STREAMED_EACH; x++)
+      for (int e = 0; e < EACH; e++) z[n][x][e] = 0;
+  for (int chunk = 0; chunk < place.chunks; chunk++) {
+    int c0 = chunk * Tile::CHANNELS;
+    __syncthreads();
+    unrolled<N>([&](int n) {
+      if (fresh || place.chunks > 1) load_held<Tile>(held_tiles + n * Tile::HELD_FLOATS, held[n], r0, c0);
+      load_stream<Tile>(stream_tiles + n * Tile::STREAM_FLOATS, streamed[n], s0, c0);
+    });
+    __syncthreads();
+    int depth = min(Tile::CHANNELS, round_up_8(held[0].D - c0));
+    unrolled<N>([&](int n) {
+      add_scores<Tile>(z[n], stream_tiles + n * Tile::STREAM_FLOATS, held_tiles + n * Tile::HELD_FLOATS, depth);
+    });
+  }
+}
+
+// After score_tiles(): loads the block's own chunk of channels into the stream tiles again. A barrier must follow.
+template <class Tile, int N, class T>
+__device__ __forceinline__ void reload_own_chunk(float* stream_tiles, const Head<T> (&streamed)[N], int s0,
+                                                 const Place& place) {
+  if (place.chunk == place.chunks - 1) return;
+  __syncthreads();
+  unrolled<N>([&](int n) {
+    load_stream<Tile>(stream_tiles + n * Tile::STREAM_FLOATS, streamed[n], s0, place.chunk * Tile::CHANNELS);
+  });
+}
+
+#ifndef GENERAL_WIDTHS
+#define GENERAL_WIDTHS 32, 64, 128
+#endif
+
+// f.operator()<WIDTH>() with the width for heads of D channels.
+template <bool CPU, class F> void with_general_width(int D, F f) {
+  [&]<int... WIDTHS>(std::integer_sequence<int, WIDTHS...>) { with_width<general_width(WIDTHS, CPU)...>(D, f); }
+  (std::integer_sequence<int, GENERAL_WIDTHS>());
+}
+
+}  // namespace

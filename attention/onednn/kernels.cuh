@@ -74,20 +74,12 @@ Scratch& scratch_of_thread() {
 
 // z as the mask wants it: queries from i0, `keys` keys from j0.
 template <class Mask> void mask_scores(FloatTile& z, const Mask& mask, int i0, int j0, int keys) {
-  if (mask.bias && mask.documents) {
+  if (mask.bias) {
     double c[SIDE];
     for (int e = 0; e < SIDE; e++) c[e] = mask.exact(i0 + e);
     for (int key = 0; key < keys; key++) {
       double of_key = mask.exact(j0 + key);
       for (int e = 0; e < SIDE; e++) z[key][e] += float(c[e] - of_key);
-    }
-  } else if (mask.bias) {
-    double origin = mask.exact(i0);
-    QueryFloats c;
-    for (int e = 0; e < SIDE; e++) c[e] = float(mask.exact(i0 + e) - origin);
-    for (int key = 0; key < keys; key++) {
-      float of_key = float(mask.exact(j0 + key) - origin);
-      for (int e = 0; e < SIDE; e++) z[key][e] += c[e] - of_key;
     }
   }
   hide_scores<false>(mask, i0, SIDE, j0, SIDE, [&](auto sees) {
