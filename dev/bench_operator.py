@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Speed of the operator of PyTorch (pytorch/) beside PyTorch's own attention, forward and backward, on the CPU.
 
-    make pytorch BACKEND=cpu && OMP_NUM_THREADS=2 python3 dev/bench_operator.py
+    make pytorch BACKEND=cpu && OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 python3 dev/bench_operator.py
 
 Each figure is the least of several rounds, in which all take their turns, so that other programs disturb all alike.
 """
