@@ -11,7 +11,7 @@ from support.workspace import ROOT, SCRIPTS, TRAIN
 
 # Blocks of what is not kept: runs, programs' output of a GPU and of PyTorch, and a table that nothing writes.
 BY_HAND = {"answers", "passkey", "passkey_lssar", "far_gpu", "session_gpu", "runs_gpu", "newton", "checkpoint",
-           "torch", "torch_variants", "torch_masks"}
+           "torch"}
 LOSSES = re.compile(r"^(\| `.* \|)[^|]*\|[^|]*\|$", re.MULTILINE)  # the last columns of the table of variants
 
 
