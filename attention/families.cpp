@@ -50,6 +50,6 @@ std::vector<FamilyRow>& family_rows() {
        [](const FamilyQuery& q) -> std::string {
          return q.on_cpu || !q.hides_or_adds ? "" : "a window, a bias or separate documents on a GPU";
        },
-       "AMD EPYC, a2817e3; NVIDIA H200, b0612b4: tests, not timed"}};
+       "AMD EPYC, ebebd5a; NVIDIA H200, b0612b4: tests, not timed"}};
   return rows;
 }
