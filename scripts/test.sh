@@ -128,7 +128,7 @@ if [ -n "$torch" ]; then
   suite "Tests with PyTorch" tests_with_torch
   suite "Losses and gradients of PyTorch" compare_torch
   suite "Checkpoints in transformers" "$torch" scripts/compare.py transformers --train "$TRAIN"
-  suite "A kind in a file" make check-kind KINDS=test/attention/kinds/my_score.cuh PYTHON="$torch"
+  suite "A kind in a file" make check-kind KINDS=test/attention/kinds/bump.cuh PYTHON="$torch"
 fi
 
 phases
