@@ -6,8 +6,7 @@
 // of the time, and the sums of dQ must stay in the L2, where tiles need room too. Multiprocessors that are spared for
 // other kernels do not count: the workspace is planned without them.
 static bool heads_pay(const FamilyQuery& q) {
-  int rounds = (q.heads + q.multiprocessors - 1) / q.multiprocessors;
-  return q.heads >= 0.85 * rounds * q.multiprocessors && dq_sums_bytes(q.multiprocessors, q.T) <= 0.75 * q.l2_bytes;
+  return heads_occupy(q.multiprocessors, q.heads, 0.85) && dq_sums_bytes(q.multiprocessors, q.T) <= 0.75 * q.l2_bytes;
 }
 
 // Of all families that multiply in bf16.

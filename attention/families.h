@@ -28,5 +28,11 @@ struct FamilyRow {
 // Fastest first. Dispatch takes the first row that was measured, suits the device, pays and lacks nothing.
 std::vector<FamilyRow>& family_rows();
 
+// Whether `workers` that take a head at a time have one for at least this share of the time.
+inline bool heads_occupy(int workers, int heads, double share) {
+  int rounds = (heads + workers - 1) / workers;
+  return heads >= share * rounds * workers;
+}
+
 // Bytes of the sums of dQ that `blocks` heads at work have (hopper/backward_heads.cuh).
 inline size_t dq_sums_bytes(int blocks, int T) { return sizeof(float) * blocks * ((T + 127) / 128 * 128) * 64; }

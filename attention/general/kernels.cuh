@@ -5,6 +5,7 @@
 // all three. Heads of more than 128 channels are done 128 output channels at a time, and each time the scores are
 // computed again.
 #pragma once
+#include "attention/families.h"
 #include "attention/policy.cuh"
 #include "attention/general/diagnose.cuh"
 #include "attention/general/tiles.cuh"
@@ -254,8 +255,7 @@ __device__ __forceinline__ void backward_of_keys(T* dqkv, float* dz_by_key, floa
     add_sums<Tile>(dk, dz_tile, stream_tiles);
     add_sums<Tile>(dv, p_tile, stream_tiles + Tile::STREAM_FLOATS);
     if constexpr (WITH_DQ)
-      add_streamed_products<Tile>(dq + i0 * shape.qkv_stride, shape.qkv_stride, shape.T - i0, shape.D, dz_tile,
-                                  key_rows);
+      add_streamed_products<Tile>(dq + i0 * shape.qkv_stride, shape.T - i0, shape, dz_tile, key_rows);
   }
   size_t A = size_t(shape.H) * shape.D;
   for (int r = 0; r < R; r++) {
@@ -401,12 +401,6 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_for
   });
 }
 
-// Whether a CPU's threads have heads for most of the time, so that one kernel with a block for each is faster than two.
-inline bool heads_pay(const KernelShape& shape) {
-  int heads = shape.B * shape.H, threads = cpu_threads();
-  return heads >= 0.8 * threads * ((heads + threads - 1) / threads);
-}
-
 // Floor: 7 products of T^2 D FLOPs per head (the FlashAttention count is 5: both kernels compute scores and dP), or 5.
 template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_backward(const BackwardCall<T>& c) {
   KernelShape shape = kernel_shape<T>(c.call, {c.dqkv, c.dout, c.out, c.qkv});
@@ -415,7 +409,7 @@ template <class T, class Policy, class Mask, bool CPU = on_cpu> void general_bac
     using Tile = GeneralTile<WIDTH, general_backward_size(WIDTH, BY_POSITION<Policy>, CPU)>;
     size_t floats = Tile::BACKWARD_FLOATS;
     if constexpr (CPU && std::is_same_v<T, float> && Policy::LEARNED == 0)
-      if (shape.chunks(Tile::CHANNELS) == 1 && heads_pay(shape))
+      if (shape.chunks(Tile::CHANNELS) == 1 && heads_occupy(cpu_threads(), shape.B * shape.H, 0.8))
         return LAUNCH((attention_backward_heads_kernel<Policy, Mask, Tile>), dim3(1, shape.H, shape.B),
                       dim3(Tile::THREADS), (floats + Tile::STREAM_FLOATS) * sizeof(float), c.call.stream, c.dqkv,
                       c.workspace.dz_by_key, c.workspace.dz_by_query, c.dout, c.workspace.row_values, c.qkv, c.settings,

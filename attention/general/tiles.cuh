@@ -230,41 +230,6 @@ __device__ __forceinline__ void add_sums(float (&sum)[Tile::SUM_ROWS][EACH], con
                stream + bank_padded(place.channel), Tile::STREAM_STRIDE);
 }
 
-// The same sums by streamed row, on a CPU: to[s stride + channel] += the sum over held rows r of weights[s][row r]
-// held_rows[r][channel], for the first `rows` streamed rows and D channels; held_rows is laid out as a stream tile.
-template <class Tile>
-__device__ CPU_OUT_OF_LINE void add_streamed_products(float* to, size_t stride, int rows, int D, const float* weights,
-                                                      const float* held_rows) {
-  SumPlace<Tile> place;
-  int channels = min(EACH, D - place.channel);
-  rows = min(rows - place.held, Tile::SUM_ROWS);
-  to += place.held * stride + place.channel;
-  float sum[Tile::SUM_ROWS][EACH] = {};
-  auto each = [&](auto f) {
-    for (int r = 0; r < rows; r++) {
-      if (channels == EACH)  // a constant count becomes vector code
-        for (int e = 0; e < EACH; e++) f(sum[r][e], to[r * stride + e]);
-      else
-        for (int e = 0; e < channels; e++) f(sum[r][e], to[r * stride + e]);
-    }
-  };
-  each([](float& sum, float so_far) { sum = so_far; });
-  for (int r = 0; r < Tile::HELD; r += 32)
-    add_products(sum, 32, weights + place.held * Tile::HELD_STRIDE + bank_padded(r), Tile::HELD_STRIDE, 1,
-                 held_rows + r * Tile::STREAM_STRIDE + bank_padded(place.channel), Tile::STREAM_STRIDE);
-  each([](float sum, float& so_far) { so_far = sum; });
-}
-// And with a bias: to[s] += the sum over held rows of dz, which are added up as add_held_row_sums() does.
-template <class Tile> __device__ void add_streamed_row_sums(float* to, int rows, const float* dz) {
-  static_assert(Tile::HELD == Tile::STREAM);
-  int first = first_own_row<Tile>();
-  float sum[Tile::ROWS_EACH] = {};
-  for (int r = 0; r < Tile::HELD; r++)
-    for (int n = 0; n < Tile::ROWS_EACH; n++) sum[n] += dz[(first + n) * Tile::HELD_STRIDE + bank_padded(r)];
-  for (int n = 0; n < Tile::ROWS_EACH; n++)
-    if (first + n < rows) to[first + n] += sum[n];
-}
-
 // Stores the thread's EACH channels, from channel c, into a row of D channels at `to`; channels beyond D are dropped.
 template <class T>
 __device__ __forceinline__ void store_channels(T* to, const float (&v)[EACH], int c, int D, bool wide) {
@@ -281,6 +246,38 @@ __device__ __forceinline__ void store_channels(T* to, const float (&v)[EACH], in
 }
 
 namespace {
+
+// add_sums() by streamed row, on a CPU: to[s][channel] += the sum over held rows r of weights[s][row r]
+// held_rows[r][channel], for the first `rows` streamed rows. `to` is a head with the rows of qkv, held_rows is laid out
+// as a stream tile.
+template <class Tile>
+__device__ CPU_OUT_OF_LINE void add_streamed_products(float* to, int rows, const KernelShape& shape,
+                                                      const float* weights, const float* held_rows) {
+  SumPlace<Tile> place;
+  int left = shape.D - place.channel;
+  rows = min(rows - place.held, Tile::SUM_ROWS);
+  to += place.held * shape.qkv_stride;
+  float sum[Tile::SUM_ROWS][EACH] = {};
+  for (int r = 0; r < rows; r++) {
+    const float* from = to + r * shape.qkv_stride + place.channel;
+    if (shape.wide && left >= EACH) read_piece<true>(sum[r], from, left);
+    else read_piece<false>(sum[r], from, left);
+  }
+  for (int r = 0; r < Tile::HELD; r += 32)
+    add_products(sum, 32, weights + place.held * Tile::HELD_STRIDE + bank_padded(r), Tile::HELD_STRIDE, 1,
+                 held_rows + r * Tile::STREAM_STRIDE + bank_padded(place.channel), Tile::STREAM_STRIDE);
+  for (int r = 0; r < rows; r++) store_channels(to + r * shape.qkv_stride, sum[r], place.channel, shape.D, shape.wide);
+}
+// And with a bias: to[s] += the sum over held rows of dz, which are added up as add_held_row_sums() does.
+template <class Tile> __device__ void add_streamed_row_sums(float* to, int rows, const float* dz) {
+  static_assert(Tile::HELD == Tile::STREAM);
+  int first = first_own_row<Tile>();
+  float sum[Tile::ROWS_EACH] = {};
+  for (int r = 0; r < Tile::HELD; r++)
+    for (int n = 0; n < Tile::ROWS_EACH; n++) sum[n] += dz[(first + n) * Tile::HELD_STRIDE + bank_padded(r)];
+  for (int n = 0; n < Tile::ROWS_EACH; n++)
+    if (first + n < rows) to[first + n] += sum[n];
+}
 
 // The tile of rows and the chunk of channels that a block computes. With last_rows_first, the rows that see the most
 // keys come first.
