@@ -250,6 +250,7 @@ class Gpt2 final : public Model {
   void gate_qkv_backward(Real* dproduct, const Layer& a, int N);
   void linear_backward(Real* dinput, const Real* doutput, const Real* input, Parameter w, int l, int N, int in, int out,
                        Real* before_gelu = nullptr);
+  void backward_layer(Activations<Real>& act, int l, int B, int T);
   void backward(Activations<Real>& act, int B, int T);
   void reduce_from(size_t offset);
 
@@ -462,6 +463,68 @@ void Gpt2<Real>::linear_backward(Real* dinput, const Real* doutput, const Real* 
                       .epilogue = before_gelu ? Epilogue::dgelu : Epilogue::none, .aux = before_gelu}, stream);
 }
 
+// b.dx: the gradient of the residual stream, from behind the layer to before it. Steps 11 to 1 of forward().
+template <class Real>
+void Gpt2<Real>::backward_layer(Activations<Real>& act, int l, int B, int T) {
+  int N = B * T;
+  Layer& a = act.layers[l];
+  auto [Z, G, Q, P] = a.columns;
+  if (config_.train.recompute == Recompute::block) compute_activations(a, act, l, B, T, true);
+  else if (config_.train.recompute == Recompute::gelu) activate_mlp(a, N);
+  Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
+  // 11 and GELU: dx is the gradient of a sum, so of both its terms. Another function's follows: a.gelu = that of its
+  //          output, in place
+  bool gelu = mlp_ == Mlp::gelu;
+  linear_backward(gelu ? dfc : a.gelu, b.dx, a.gelu, MLP_PROJ_W, l, N, F, C, gelu ? a.fc : nullptr);
+  if (mlp_ == Mlp::relu2) relu2_backward(dfc, a.gelu, a.fc, size_t(N) * F, stream);
+  if (mlp_ == Mlp::swiglu) swiglu_backward(dfc, a.gelu, a.fc, N, F, stream);
+  // 10  the MLP's hidden layer
+  linear_bias_backward<Real>(gradient(FC_B, l), dfc, b.workspace, N, W, W, stream);
+  linear_backward(dln, dfc, a.ln2, FC_W, l, N, C, W);
+  // 9  dx += the MLP's part; dx is now the gradient of mid, a sum as well
+  bool gate_follows = gated(a, GatePosition::output);
+  layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), gate_follows ? nullptr : gradient(ATT_PROJ_B, l),
+                     dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace, N, C, stream, rms_);
+  // 8  the gate at the output; its logits are columns 3A+Z.. of qkv, so their gradients are columns 3A+Z.. of dqkv
+  Matrix<Real> dlogits = dlogits_of(dqkv, a);
+  Real* dprojected = b.dx;
+  if (gate_follows) {
+    dprojected = b.dnorm;
+    gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A - Z, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_,
+                        N, 1, C, stream);
+  }
+  // 7  the projection
+  if (gate_follows) linear_bias_backward<Real>(gradient(ATT_PROJ_B, l), dprojected, b.workspace, N, C, C, stream);
+  linear_backward(b.datt, dprojected, finished(a, act, l, B, T), ATT_PROJ_W, l, N, A, C);
+  // 6  the gate at sdpa; the norm of attention's output and the operation on it
+  AttentionCall<Real> call = attention_of(a, l, B, T);
+  if (gated(a, GatePosition::sdpa))
+    gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - Z, {b.datt, A}, {finished(a, act, l, B, T, false), A},
+                        logits_of(a), gate_, N, H, D, stream);
+  if (call.settings.changes_output()) output_backward(b.datt, b.along, a.att, a.qkv, call);
+  // 5 and 4  attention; rotation, norms, scale; the bias, whose logits' gradients are columns 3A .. 3A+Z of dqkv
+  bool changes = gated_part(a) >= 0 || b.along || act.narrow;  // dqkv, below
+  if (!changes && config_.model.bias) call.dqkv_sums = gradient(QKV_B, l);
+  attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, call, true);
+  output_backward_values(dqkv, b.datt, b.along, a.att, a.qkv, call);
+  position_bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, call);
+  // 3  the sums over groups of heads; the gate on queries, keys or values
+  Real* dproduct = product_of(dqkv, act);
+  if (dproduct != dqkv) add_repeated_heads(dproduct, dqkv, grouped_rows(a, N), stream);
+  gate_qkv_backward(dproduct, a, N);
+  // 2  queries, keys, values and the gate's logits
+  int biased = gradient(GATE_B, l) ? P : QKV + Z;  // a gate may have no bias: its columns must stay zero
+  int summed = call.dqkv_sums || !config_.model.bias ? QKV : 0;  // those of q, k and v may have none
+  linear_bias_backward<Real>(gradient(QKV_B, l) ? gradient(QKV_B, l) + summed : nullptr, dproduct + summed,
+                             b.workspace, N, biased - summed, P, stream);
+  linear_backward(dln, dproduct, a.ln1, QKV_W, l, N, C, P);
+  if (G && gate_.input == GateInput::none)  // the columns of its logits have no weights: theirs stay zero
+    CUDA_CHECK(cudaMemset2DAsync(gradient(QKV_W, l) + QKV + Z, P * sizeof(float), 0, G * sizeof(float), C, stream));
+  // 1  dx += attention's part
+  layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
+                     dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream, rms_);
+}
+
 // From b.dnorm = d lnf, left by classify().
 template <class Real>
 void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
@@ -470,63 +533,7 @@ void Gpt2<Real>::backward(Activations<Real>& act, int B, int T) {
   layernorm_backward(b.dx, gradient(LNF_W), gradient(LNF_B), gradient(MLP_PROJ_B, L - 1), b.dnorm, act.x_final,
                      act.meanf, act.rstdf, weight(LNF_W), b.workspace, N, C, stream, rms_);
   for (int l = L - 1; l >= 0; l--) {
-    Layer& a = act.layers[l];
-    auto [Z, G, Q, P] = a.columns;
-    if (config_.train.recompute == Recompute::block) compute_activations(a, act, l, B, T, true);
-    else if (config_.train.recompute == Recompute::gelu) activate_mlp(a, N);
-    Real *dfc = b.dwide, *dqkv = b.dwide, *dln = b.dnorm;
-    // 11 and GELU: dx is the gradient of a sum, so of both its terms. Another function's follows: a.gelu = that of its
-    //          output, in place
-    bool gelu = mlp_ == Mlp::gelu;
-    linear_backward(gelu ? dfc : a.gelu, b.dx, a.gelu, MLP_PROJ_W, l, N, F, C, gelu ? a.fc : nullptr);
-    if (mlp_ == Mlp::relu2) relu2_backward(dfc, a.gelu, a.fc, size_t(N) * F, stream);
-    if (mlp_ == Mlp::swiglu) swiglu_backward(dfc, a.gelu, a.fc, N, F, stream);
-    // 10  the MLP's hidden layer
-    linear_bias_backward<Real>(gradient(FC_B, l), dfc, b.workspace, N, W, W, stream);
-    linear_backward(dln, dfc, a.ln2, FC_W, l, N, C, W);
-    // 9  dx += the MLP's part; dx is now the gradient of mid, a sum as well
-    bool gate_follows = gated(a, GatePosition::output);
-    layernorm_backward(b.dx, gradient(LN2_W, l), gradient(LN2_B, l), gate_follows ? nullptr : gradient(ATT_PROJ_B, l),
-                       dln, a.mid, a.mean2, a.rstd2, weight(LN2_W, l), b.workspace, N, C, stream, rms_);
-    // 8  the gate at the output; its logits are columns 3A+Z.. of qkv, so their gradients are columns 3A+Z.. of dqkv
-    Matrix<Real> dlogits = dlogits_of(dqkv, a);
-    Real* dprojected = b.dx;
-    if (gate_follows) {
-      dprojected = b.dnorm;
-      gate_backward<Real>({dprojected, C}, dlogits, Q - 3 * A - Z, {b.dx, C}, {a.ungated, C}, logits_of(a), gate_,
-                          N, 1, C, stream);
-    }
-    // 7  the projection
-    if (gate_follows)
-      linear_bias_backward<Real>(gradient(ATT_PROJ_B, l), dprojected, b.workspace, N, C, C, stream);
-    linear_backward(b.datt, dprojected, finished(a, act, l, B, T), ATT_PROJ_W, l, N, A, C);
-    // 6  the gate at sdpa; the norm of attention's output and the operation on it
-    AttentionCall<Real> call = attention_of(a, l, B, T);
-    if (gated(a, GatePosition::sdpa))
-      gate_backward<Real>({b.datt, A}, dlogits, Q - 3 * A - Z, {b.datt, A}, {finished(a, act, l, B, T, false), A},
-                          logits_of(a), gate_, N, H, D, stream);
-    if (call.settings.changes_output()) output_backward(b.datt, b.along, a.att, a.qkv, call);
-    // 5 and 4  attention; rotation, norms, scale; the bias, whose logits' gradients are columns 3A .. 3A+Z of dqkv
-    bool changes = gated_part(a) >= 0 || b.along || act.narrow;  // dqkv, below
-    if (!changes && config_.model.bias) call.dqkv_sums = gradient(QKV_B, l);
-    attention_backward(dqkv, b.datt, a.att, a.att_stats, a.qkv, b.workspace, call, true);
-    output_backward_values(dqkv, b.datt, b.along, a.att, a.qkv, call);
-    position_bias_backward<Real>({dqkv + 3 * A, Q}, G ? Z : Q - 3 * A, decay_of(a), b.workspace, call);
-    // 3  the sums over groups of heads; the gate on queries, keys or values
-    Real* dproduct = product_of(dqkv, act);
-    if (dproduct != dqkv) add_repeated_heads(dproduct, dqkv, grouped_rows(a, N), stream);
-    gate_qkv_backward(dproduct, a, N);
-    // 2  queries, keys, values and the gate's logits
-    int biased = gradient(GATE_B, l) ? P : QKV + Z;  // a gate may have no bias: its columns must stay zero
-    int summed = call.dqkv_sums || !config_.model.bias ? QKV : 0;  // those of q, k and v may have none
-    linear_bias_backward<Real>(gradient(QKV_B, l) ? gradient(QKV_B, l) + summed : nullptr, dproduct + summed,
-                               b.workspace, N, biased - summed, P, stream);
-    linear_backward(dln, dproduct, a.ln1, QKV_W, l, N, C, P);
-    if (G && gate_.input == GateInput::none)  // the columns of its logits have no weights: theirs stay zero
-      CUDA_CHECK(cudaMemset2DAsync(gradient(QKV_W, l) + QKV + Z, P * sizeof(float), 0, G * sizeof(float), C, stream));
-    // 1  dx += attention's part
-    layernorm_backward(b.dx, gradient(LN1_W, l), gradient(LN1_B, l), l > 0 ? gradient(MLP_PROJ_B, l - 1) : nullptr,
-                       dln, a.x, a.mean1, a.rstd1, weight(LN1_W, l), b.workspace, N, C, stream, rms_);
+    backward_layer(act, l, B, T);
     reduce_from(store_.layout().layer_begin[l]);
   }
   const int* positions = act.sorted_positions;

@@ -444,6 +444,30 @@ std::string model_config_json(const Config& config, int separator) {
   return root.dump(2) + "\n";
 }
 
+// The model of a config.json that another program wrote, as far as it says how the weights are used: their shapes tell
+// the rest, which is as here. Adds to `differences` what this program does not do.
+static Config model_of_other_program(const nlohmann::json& found, const std::string& path, const Config& here,
+                                     std::vector<std::string>& differences) {
+  using nlohmann::json;
+  bool llama = found["model_type"] == "llama";
+  Config theirs = here;
+  theirs.variant = "softmax", theirs.attention = {}, theirs.layers = {}, theirs.kind_file = "";
+  theirs.model.norm = llama ? Norm::rmsnorm : Norm::layernorm;
+  theirs.model.mlp = llama ? Mlp::swiglu : Mlp::gelu;
+  theirs.model.logit_cap = 0;
+  if (!llama) return theirs;
+  theirs.model.position = Position::rope, theirs.model.rope_fraction = 1;
+  // transformers 5 writes the base into an object with what stretches the rotation
+  const json rope = found.value("rope_parameters", json::object()),
+             base = rope.is_object() && rope.contains("rope_theta") ? rope["rope_theta"]
+                                                                    : found.value("rope_theta", json(10000.0));
+  if (base.is_number()) theirs.model.rope_base = base;
+  if (rope.is_object() && rope.value("rope_type", json("default")) != "default")
+    differences.push_back(path +
+                          " stretches the rotation (rope_type), which is not done here: its outputs will change");
+  return theirs;
+}
+
 std::vector<std::string> model_differences(const std::string& folder, const ArrayFiles& weights, const Config& config) {
   using nlohmann::json;
   std::vector<std::string> differences;
@@ -472,25 +496,8 @@ std::vector<std::string> model_differences(const std::string& folder, const Arra
     } catch (const std::exception& error) {
       differences.push_back(error.what());
     }
-  } else if (found.contains("model_type") && found["model_type"] == "gpt2") {
-    Config theirs = config;  // shapes tell the rest
-    theirs.variant = "softmax", theirs.attention = {}, theirs.layers = {}, theirs.kind_file = "";
-    theirs.model.norm = Norm::layernorm, theirs.model.mlp = Mlp::gelu, theirs.model.logit_cap = 0;
-    compare(theirs);
-  } else if (found.contains("model_type") && found["model_type"] == "llama") {
-    Config theirs = config;
-    theirs.variant = "softmax", theirs.attention = {}, theirs.layers = {}, theirs.kind_file = "";
-    theirs.model.norm = Norm::rmsnorm, theirs.model.mlp = Mlp::swiglu, theirs.model.logit_cap = 0;
-    theirs.model.position = Position::rope, theirs.model.rope_fraction = 1;
-    // transformers 5 writes the base into an object with what stretches the rotation
-    const json rope = found.value("rope_parameters", json::object()),
-               base = rope.is_object() && rope.contains("rope_theta") ? rope["rope_theta"]
-                                                                      : found.value("rope_theta", json(10000.0));
-    if (base.is_number()) theirs.model.rope_base = base;
-    if (rope.is_object() && rope.value("rope_type", json("default")) != "default")
-      differences.push_back(path +
-                            " stretches the rotation (rope_type), which is not done here: its outputs will change");
-    compare(theirs);
+  } else if (json type = found.value("model_type", json()); type == "gpt2" || type == "llama") {
+    compare(model_of_other_program(found, path, config, differences));
   }
   if (!changes.empty()) differences.push_back(path + ": the weights were trained with " + changes);
   const std::pair<const char*, std::vector<json>> computed[] = {

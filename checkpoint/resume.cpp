@@ -165,6 +165,23 @@ std::string checkpoint_before(const std::string& run, int64_t step) {
   return "";
 }
 
+// changes: what is not as when the run was begun. ways: what else could be done, each ending with a comma.
+[[noreturn]] static void refuse_other_settings(const Checkpoint& checkpoint, const Config& now,
+                                               const std::vector<std::string>& changes, const std::string& ways) {
+  const Config& before = checkpoint.state.config;
+  std::string name = now.name == before.name ? "--set name=... " : "", problem = init_problem(before, now);
+  std::string init = problem.empty() ? format(
+                                           "with these weights (%s--set %s, without --resume), with new "
+                                           "moments, data order and steps",
+                                           name.c_str(), shell_quoted("init=" + checkpoint.path).c_str())
+                                     : format("(%swithout --resume), which cannot take these weights as init (%s)",
+                                              name.c_str(), problem.c_str());
+  user_error(
+      "command line: --resume: the run in %s was begun with other settings; restore the old values, %sor begin "
+      "another run %s:%s",
+      checkpoint.path.c_str(), ways.c_str(), init.c_str(), listed(changes, 10).c_str());
+}
+
 void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::vector<DataFile>& train,
                     const std::vector<DataFile>& val) {
   const RunState& state = checkpoint.state;
@@ -186,41 +203,26 @@ void check_same_run(const Checkpoint& checkpoint, const Config& now, const std::
   compare_files(changes, "data.train", state.train, train);
   if (!state.val.empty() && !val.empty()) compare_files(changes, "data.val", state.val, val);
   schedule_alone = schedule_alone && changes.size() == settings;
-  std::string earlier;
+  std::string ways;
   bool longer =
       now.train.steps != before.train.steps && !scheduled;  // what else a schedule depends on is compared above
   for (int64_t step = 0; longer && changes.empty() && step < std::min(state.step, now.train.steps); step++) {
     if (learning_rate(before, step) == learning_rate(now, step)) continue;
     if (std::string path = checkpoint_before(fs::path(checkpoint.path).parent_path(), step + 1); !path.empty())
-      earlier = "continue from an earlier checkpoint (--resume " + path + " can), ";
+      ways = "continue from an earlier checkpoint (--resume " + path + " can), ";
     changes.push_back(
         format("train.steps: %ld in the checkpoint, %ld now; with optimizer.schedule = \"%s\" that "
                "changes the learning rates of steps already made",
                before.train.steps, now.train.steps, schedule_names[int(now.optimizer.schedule)]));
   }
-  std::string anew = schedule_alone && !changes.empty()
-                         ? format(
-                               "begin another schedule here, with the optimizer's state (--set "
-                               "optimizer.schedule_start=%ld), ",
-                               state.step)
-                         : "";
+  if (schedule_alone && !changes.empty())
+    ways += format("begin another schedule here, with the optimizer's state (--set optimizer.schedule_start=%ld), ",
+                   state.step);
   int64_t windows_a_step = now.batch.tokens / now.model.context;
   if (changes.empty() && (state.next_window / windows_a_step != state.step || state.next_window % windows_a_step != 0))
     changes.push_back(format("the data order: %ld windows after %ld steps in the checkpoint, %ld per step now",
                              state.next_window, state.step, windows_a_step));
-  if (!changes.empty()) {
-    std::string name = now.name == before.name ? "--set name=... " : "", problem = init_problem(before, now);
-    std::string init = problem.empty() ? format(
-                                             "with these weights (%s--set %s, without --resume), with new "
-                                             "moments, data order and steps",
-                                             name.c_str(), shell_quoted("init=" + checkpoint.path).c_str())
-                                       : format("(%swithout --resume), which cannot take these weights as init (%s)",
-                                                name.c_str(), problem.c_str());
-    user_error(
-        "command line: --resume: the run in %s was begun with other settings; restore the old values, %s%sor begin "
-        "another run %s:%s",
-        checkpoint.path.c_str(), earlier.c_str(), anew.c_str(), init.c_str(), listed(changes, 10).c_str());
-  }
+  if (!changes.empty()) refuse_other_settings(checkpoint, now, changes, ways);
   check_steps_left(now, state.step, checkpoint.path);
   for (const ChangedSetting& change : changed_settings(before, same_micro))
     std::printf("changed since %s: %s: %s -> %s\n", checkpoint.path.c_str(), change.key.c_str(),

@@ -447,26 +447,73 @@ float error_of(const Plan& plan, const Algorithm& algorithm, Matmul<TIn, TOut> p
   return outputs.difference / outputs.size / (sums + 4 * u);
 }
 
+template <class TIn, class TOut> Shape shape_of(const Matmul<TIn, TOut>& p, bool aligned) {
+  return {.type_in = int(data_type<TIn>),
+          .type_out = int(data_type<TOut>),
+          .m = p.m,
+          .n = p.n,
+          .k = p.k,
+          .trans_a = p.trans_a,
+          .trans_b = p.trans_b,
+          .lda = p.lda,
+          .ldb = p.ldb,
+          .ldd = p.ldd,
+          .accumulate = p.c ? 2 : p.beta != 0,
+          .epilogue = int(p.epilogue),
+          .has_aux = p.aux != nullptr,
+          .alignment = aligned ? 16 : int(sizeof(TIn)),
+          .batch = p.batch};
+}
+
+// The fastest plan whose results are right, of plans with a fused epilogue and of those without, as far as they are
+// possible; nullptr if none is. sure = false where one could not be compared: it may be right in another run. Writes
+// over p's outputs.
+template <class TIn, class TOut>
+std::unique_ptr<Plan> fastest_right_plan(const Matmul<TIn, TOut>& p, const Shape& shape, bool (&possible)[2],
+                                         uint32_t out_alignment, bool& sure, cudaStream_t stream) {
+  struct Finalist {
+    float time;
+    int fused;
+    Algorithm algorithm;
+  };
+  std::vector<Finalist> finalists;
+  std::unique_ptr<Plan> described[2];
+  for (int fused : {0, 1}) {
+    if (!possible[fused]) continue;
+    described[fused] = describe(p, fused);
+    // Parts of a divided k are added up in float32, never in bf16. A batch has enough blocks without.
+    uint32_t divides = p.batch > 1 ? 0 : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    std::vector<Algorithm> algorithms = heuristic(
+        *described[fused], workspace_size, CUBLASLT_REDUCTION_SCHEME_NONE | divides, shape.alignment, out_alignment);
+    for (auto& [time, algorithm] : fastest(*described[fused], algorithms, p, stream))
+      finalists.push_back({time, fused, algorithm});
+  }
+  std::stable_sort(finalists.begin(), finalists.end(), [](auto& a, auto& b) { return a.time < b.time; });
+  for (const Finalist& one : finalists) {
+    bool derived = one.fused && p.epilogue != Epilogue::none;
+    int parts = parts_of_k(one.algorithm);
+    float error = derived || parts > 1 ? error_of(*described[one.fused], one.algorithm, p, stream) : 0;
+    if (error > 1)
+      warn(
+          "matrix products: cuBLASLt's algorithm %d%s%s is not used: its results at %s differ from the plain product's "
+          "by %.3g times what rounding explains",
+          number_in(one.algorithm, CUBLASLT_ALGO_CONFIG_ID), derived ? " with an epilogue" : "",
+          parts > 1 ? format(" with k in %d parts", parts).c_str() : "", shape_text(shape).c_str(), error);
+    sure = sure && error >= 0;
+    if (error < 0 || error > 1) continue;
+    std::unique_ptr<Plan> plan = std::move(described[one.fused]);
+    plan->algorithm = one.algorithm;
+    return plan;
+  }
+  return nullptr;
+}
+
 template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& p, cudaStream_t stream) {
   MatmulChoices& choices = device().choices;
   if (std::exchange(device().plans_version, choices.version()) != choices.version()) device().plans.clear();
   bool aligned = aligned16(p.a, p.b, p.d, p.bias, p.aux, p.c);
   if (p.batch > 1) aligned = aligned && p.m * p.n % 8 == 0 && p.m * p.k % 8 == 0 && p.k * p.n % 8 == 0;
-  Shape shape{.type_in = int(data_type<TIn>),
-              .type_out = int(data_type<TOut>),
-              .m = p.m,
-              .n = p.n,
-              .k = p.k,
-              .trans_a = p.trans_a,
-              .trans_b = p.trans_b,
-              .lda = p.lda,
-              .ldb = p.ldb,
-              .ldd = p.ldd,
-              .accumulate = p.c ? 2 : p.beta != 0,
-              .epilogue = int(p.epilogue),
-              .has_aux = p.aux != nullptr,
-              .alignment = aligned ? 16 : int(sizeof(TIn)),
-              .batch = p.batch};
+  Shape shape = shape_of(p, aligned);
   std::unique_ptr<Plan>& plan = device().plans[shape];
   if (plan) {
     set_arrays(*plan, p);
@@ -477,11 +524,10 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
   // the backward pass is then what the forward pass had, to the bit.
   bool gelu_in_float = std::is_same_v<TIn, float> && p.epilogue != Epilogue::none && p.epilogue != Epilogue::bias;
   bool more = p.epilogue != Epilogue::none;
-  bool fusible = !more || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0));
-  auto possible = [&](bool fused) { return fused ? fusible : more; };
+  bool possible[2] = {more, !more || (aligned && !gelu_in_float && (!p.aux || p.ldd % 8 == 0))};  // [fused]
   std::string name = shape_text(shape);
   Choice known;
-  if (const std::string* text = choices.find(name); text && read_choice(*text, known) && possible(known.fused)) {
+  if (const std::string* text = choices.find(name); text && read_choice(*text, known) && possible[known.fused]) {
     auto described = describe(p, known.fused);
     described->algorithm = known.algorithm;
     if (runs(*described, described->algorithm)) return *(plan = std::move(described));
@@ -499,42 +545,9 @@ template <class TIn, class TOut> const Plan& find_plan(const Matmul<TIn, TOut>& 
   bool measured = bool(spare) && !first;
   if (adds && measured) zero(trial.d, size_t(p.m) * p.ldd, stream);
   uint32_t out_alignment = aligned ? 16 : sizeof(TOut);
-  struct Finalist {
-    float time;
-    int fused;
-    Algorithm algorithm;
-  };
-  std::vector<Finalist> finalists;
-  std::unique_ptr<Plan> described[2];
-  for (int fused : {0, 1}) {
-    if (!measured || !possible(fused)) continue;
-    described[fused] = describe(trial, fused);
-    // Parts of a divided k are added up in float32, never in bf16. A batch has enough blocks without.
-    uint32_t divides = p.batch > 1 ? 0 : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    std::vector<Algorithm> algorithms = heuristic(
-        *described[fused], workspace_size, CUBLASLT_REDUCTION_SCHEME_NONE | divides, shape.alignment, out_alignment);
-    for (auto& [time, algorithm] : fastest(*described[fused], algorithms, trial, stream))
-      finalists.push_back({time, fused, algorithm});
-  }
-  std::stable_sort(finalists.begin(), finalists.end(), [](auto& a, auto& b) { return a.time < b.time; });
-  for (const Finalist& one : finalists) {
-    bool derived = one.fused && more;
-    int parts = parts_of_k(one.algorithm);
-    float error = derived || parts > 1 ? error_of(*described[one.fused], one.algorithm, trial, stream) : 0;
-    if (error > 1)
-      warn(
-          "matrix products: cuBLASLt's algorithm %d%s%s is not used: its results at %s differ from the plain product's "
-          "by %.3g times what rounding explains",
-          number_in(one.algorithm, CUBLASLT_ALGO_CONFIG_ID), derived ? " with an epilogue" : "",
-          parts > 1 ? format(" with k in %d parts", parts).c_str() : "", name.c_str(), error);
-    measured = measured && error >= 0;  // an algorithm that could not be compared may be right in another run
-    if (error < 0 || error > 1) continue;
-    plan = std::move(described[one.fused]);
-    plan->algorithm = one.algorithm;
-    break;
-  }
+  if (measured) plan = fastest_right_plan(trial, shape, possible, out_alignment, measured, stream);
   if (!plan) {
-    auto plain = describe(p, !more || (first && !strcmp(first, "fused") && fusible));
+    auto plain = describe(p, !more || (first && !strcmp(first, "fused") && possible[true]));
     std::vector<Algorithm> algorithms =
         heuristic(*plain, workspace_size, CUBLASLT_REDUCTION_SCHEME_NONE, shape.alignment, out_alignment);
     if (algorithms.empty()) failure("cuBLASLt has no algorithm for the product %s", name.c_str());

@@ -53,56 +53,19 @@ template <class Real> struct Activations {
   float* row_weights;     // [N], nullptr without labels: what each row's loss counts
 
   void plan(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
+    plan_layers(plan, config, N, training, category);
     const Config::Model& m = config.model;
-    size_t C = m.channels, A = size_t(m.heads) * m.head_dim, F = m.mlp_width();
-    bool gates_attention = config.attention.gate.position == GatePosition::sdpa;
-    bool keep = training && config.train.recompute != Recompute::block,
-         keep_gelu = keep && config.train.recompute != Recompute::gelu;
-    layers.assign(m.layers, {});
-    std::vector<AttentionSettings> attention;
-    for (int l = 0; l < m.layers; l++) {
-      attention.push_back(config.layer(l).attention);
-      layers[l].columns = qkv_columns(m, attention[l]);
-    }
-    // kept: every layer has its own, for the backward pass. size: of layer l's, in elements.
-    using Layer = LayerActivations<Real>;
-    auto per_layer = [&](auto member, bool kept, const std::function<size_t(int l)>& size) {
-      add_to_layers(plan, member, size, kept, category);
-    };
-    auto all = [](size_t size) { return [size](int) { return size; }; };
-    const GatePosition gate_at = config.attention.gate.position;
-    size_t ungated = gate_at == GatePosition::sdpa     ? 0
-                     : gate_at == GatePosition::output ? N * C
-                     : gate_at == GatePosition::query  ? N * A
-                                                       : N * m.kv_width();
-    // Evaluation may have any length; 1 takes the most floats for a token.
-    size_t bias = m.heads * (training ? N / m.context * bias_floats(m.context) : N * bias_floats(1));
-    per_layer(&Layer::x, training, all(N * C));
-    per_layer(&Layer::ln1, keep, all(N * C));
-    per_layer(&Layer::mid, keep, all(N * C));
-    per_layer(&Layer::ln2, keep, all(N * C));
-    size_t means = m.norm == Norm::rmsnorm ? 0 : N;
-    per_layer(&Layer::mean1, keep, all(means));
-    per_layer(&Layer::rstd1, keep, all(N));
-    per_layer(&Layer::mean2, keep, all(means));
-    per_layer(&Layer::rstd2, keep, all(N));
-    per_layer(&Layer::qkv, keep, [&](int l) { return N * layers[l].columns.Q; });
-    per_layer(&Layer::qk_norms, keep, all(config.attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads));
-    per_layer(&Layer::att, keep, all(N * A));
-    per_layer(&Layer::ungated, keep, [&](int l) { return layers[l].columns.G ? ungated : 0; });
-    per_layer(&Layer::att_stats, keep,
-              [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); });
-    per_layer(&Layer::bias, keep, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; });
-    per_layer(&Layer::fc, keep, all(N * m.mlp_columns()));
-    per_layer(&Layer::gelu, keep_gelu, all(N * F));
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim;
     size_t widest = 0;
-    for (const Layer& layer : layers) widest = std::max(widest, size_t(layer.columns.P));
-    plan.add(&narrow, m.kv_heads < m.heads ? N * widest : 0, category);
     bool finishes = config.attention.changes_output();
-    for (const Layer& layer : layers) finishes |= gates_attention && layer.columns.G > 0;
+    for (const LayerActivations<Real>& layer : layers) {
+      widest = std::max(widest, size_t(layer.columns.P));
+      finishes |= config.attention.gate.position == GatePosition::sdpa && layer.columns.G > 0;
+    }
+    plan.add(&narrow, m.kv_heads < m.heads ? N * widest : 0, category);
     plan.add(&x_final, N * C, category);
     plan.add(&lnf, N * C, category);
-    plan.add(&meanf, means, category);
+    plan.add(&meanf, m.norm == Norm::rmsnorm ? 0 : N, category);
     plan.add(&rstdf, N, category);
     plan.add(&finished, finishes ? N * A : 0, category);
     plan.add(&losses, N, category);
@@ -126,6 +89,50 @@ template <class Real> struct Activations {
   }
 
  private:
+  void plan_layers(MemoryPlan& plan, const Config& config, size_t N, bool training, const char* category) {
+    const Config::Model& m = config.model;
+    size_t C = m.channels, A = size_t(m.heads) * m.head_dim;
+    bool keep = training && config.train.recompute != Recompute::block,
+         keep_gelu = keep && config.train.recompute != Recompute::gelu;
+    layers.assign(m.layers, {});
+    std::vector<AttentionSettings> attention;
+    for (int l = 0; l < m.layers; l++) {
+      attention.push_back(config.layer(l).attention);
+      layers[l].columns = qkv_columns(m, attention[l]);
+    }
+    // kept: every layer has its own, for the backward pass. size: of layer l's, in elements.
+    using Layer = LayerActivations<Real>;
+    auto per_layer = [&](auto member, bool kept, const std::function<size_t(int l)>& size) {
+      add_to_layers(plan, member, size, kept, category);
+    };
+    auto all = [](size_t size) { return [size](int) { return size; }; };
+    const GatePosition gate_at = config.attention.gate.position;
+    size_t ungated = gate_at == GatePosition::sdpa     ? 0
+                     : gate_at == GatePosition::output ? N * C
+                     : gate_at == GatePosition::query  ? N * A
+                                                       : N * m.kv_width();
+    // Evaluation may have any length; 1 takes the most floats for a token.
+    size_t bias = m.heads * (training ? N / m.context * bias_floats(m.context) : N * bias_floats(1));
+    size_t means = m.norm == Norm::rmsnorm ? 0 : N;
+    per_layer(&Layer::x, training, all(N * C));
+    per_layer(&Layer::ln1, keep, all(N * C));
+    per_layer(&Layer::mid, keep, all(N * C));
+    per_layer(&Layer::ln2, keep, all(N * C));
+    per_layer(&Layer::mean1, keep, all(means));
+    per_layer(&Layer::rstd1, keep, all(N));
+    per_layer(&Layer::mean2, keep, all(means));
+    per_layer(&Layer::rstd2, keep, all(N));
+    per_layer(&Layer::qkv, keep, [&](int l) { return N * layers[l].columns.Q; });
+    per_layer(&Layer::qk_norms, keep, all(config.attention.qk_norm == QkNorm::none ? 0 : N * 2 * m.heads));
+    per_layer(&Layer::att, keep, all(N * A));
+    per_layer(&Layer::ungated, keep, [&](int l) { return layers[l].columns.G ? ungated : 0; });
+    per_layer(&Layer::att_stats, keep,
+              [&](int l) { return N * m.heads * attention_statistics(attention[l], m.head_dim); });
+    per_layer(&Layer::bias, keep, [&](int l) { return attention[l].bias == Bias::none ? 0 : bias + BIAS_SLACK; });
+    per_layer(&Layer::fc, keep, all(N * m.mlp_columns()));
+    per_layer(&Layer::gelu, keep_gelu, all(N * m.mlp_width()));
+  }
+
   // An array that is not kept is as large as the largest layer's, and all layers use it in turn.
   template <class Member>
   void add_to_layers(MemoryPlan& plan, Member member, const std::function<size_t(int l)>& size, bool kept,

@@ -141,6 +141,43 @@ static std::vector<const char*> with_empty_values(int argc, char** argv, const s
   return arguments;
 }
 
+// CLI11 would take --overwrite=false as --overwrite.
+static void refuse_values_of_switches(int argc, char** argv) {
+  std::vector<std::string> switches = {"--overwrite", "--remeasure"};
+  for (const ModeRow& mode : modes())
+    if (!mode.value && mode.mode != Mode::train) switches.push_back(mode.flag);
+  for (const std::string& flag : switches)
+    for (int i = 1; i < argc; i++)
+      if (std::string(argv[i]).starts_with(flag + "="))
+        user_error("command line: %s: the flag takes no value; write %s alone", argv[i], flag.c_str());
+}
+
+// --help and --version are answered here, which ends the program.
+static void parse(CLI::App& app, const std::vector<const char*>& arguments, const Flags& flags,
+                  const std::vector<std::string>& names) try {
+  app.parse(int(arguments.size()), arguments.data());
+  refuse_rest(app.remaining(), flags, names);
+} catch (const CLI::Success& information) {
+  refuse_rest(app.remaining(), flags, names);
+  int code = app.exit(information);
+  if (!std::cout.flush()) failure("standard output: not everything could be written (is its disk full?)");
+  std::exit(code);
+} catch (const CLI::ParseError& error) {
+  user_error("command line: %s; see ./train --help", error.what());
+}
+
+static void check_configuration_and_lengths(const Flags& flags) {
+  if (flags.config.empty())
+    user_error(
+        "command line: no configuration given%s; try ./train configs/quickstart.json, or ./train --help",
+        flags.resuming && !flags.resume.empty()
+            ? format(" (%s was taken as --resume's folder: put the configuration first)", flags.resume.c_str()).c_str()
+            : "");
+  if (!flags.lengths.empty() && !flags.mode->lengths)
+    user_error(
+        "command line: --lengths requires --eval, --passkey, --diagnostics or --per-token-losses; see ./train --help");
+}
+
 Flags parse_flags(int argc, char** argv, const std::string& version) {
   refuse_control_characters(argc, argv);
   Flags flags;
@@ -179,13 +216,7 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
   app.set_version_flag("--version", "plusgpt " + version);
   for (CLI::Option* other : app.get_options())
     if (other != encode) encode->excludes(other);
-  std::vector<std::string> alone = {"--overwrite", "--remeasure"};
-  for (const ModeRow& mode : modes())
-    if (!mode.value && mode.mode != Mode::train) alone.push_back(mode.flag);
-  for (const std::string& flag : alone)
-    for (int i = 1; i < argc; i++)
-      if (std::string(argv[i]).starts_with(flag + "="))
-        user_error("command line: %s: the flag takes no value; write %s alone", argv[i], flag.c_str());
+  refuse_values_of_switches(argc, argv);
   app.formatter(std::make_shared<HelpFormatter>());
   app.footer(config_help);
   app.allow_extras();
@@ -195,32 +226,13 @@ Flags parse_flags(int argc, char** argv, const std::string& version) {
       names.push_back("--" + name);
       if (option->get_items_expected_max() > 0) valued.push_back("--" + name);
     }
-  const std::vector<const char*> arguments = with_empty_values(argc, argv, valued, names);
-  try {
-    app.parse(int(arguments.size()), arguments.data());
-  } catch (const CLI::Success& information) {  // --help, --version
-    refuse_rest(app.remaining(), flags, names);
-    int code = app.exit(information);
-    if (!std::cout.flush()) failure("standard output: not everything could be written (is its disk full?)");
-    std::exit(code);
-  } catch (const CLI::ParseError& error) {
-    user_error("command line: %s; see ./train --help", error.what());
-  }
-  refuse_rest(app.remaining(), flags, names);
+  parse(app, with_empty_values(argc, argv, valued, names), flags, names);
   for (size_t i = 0; i < options.size(); i++)
     if (options[i]->count() && !flags.mode->plans) flags.mode = &modes()[i + 1];
   flags.dry = options[size_t(Mode::dry_run) - 1]->count() > 0;
   if (flags.is(Mode::encode)) return flags;
-  if (flags.config.empty())
-    user_error(
-        "command line: no configuration given%s; try ./train configs/quickstart.json, or ./train --help",
-        resume->count() && !flags.resume.empty()
-            ? format(" (%s was taken as --resume's folder: put the configuration first)", flags.resume.c_str()).c_str()
-            : "");
-  if (!flags.lengths.empty() && !flags.mode->lengths)
-    user_error(
-        "command line: --lengths requires --eval, --passkey, --diagnostics or --per-token-losses; see ./train --help");
   flags.resuming = resume->count() > 0;
+  check_configuration_and_lengths(flags);
   if (flags.resuming && flags.resume.empty()) flags.resume = "latest";
   for (int i = 0; i < argc; i++) append_item(flags.command, shell_quoted(argv[i]), " ");
   return flags;
