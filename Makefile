@@ -76,7 +76,8 @@ else
   # prerequisites, the list of flags.
   $(BUILD)/%.cpp.o $(BUILD)/%-O1.h.gch $(BUILD)/test/%.cu.o $(FOR_TESTS:%=$(BUILD)/attention/%/%.o): \
     private OPTIMIZE := -O1
-  $(BUILD)/eval/%.cpp.o $(BUILD)/emulation/%.cpp.o $(BUILD)/dev/ptx/%.cpp.o: private OPTIMIZE := -O3
+  $(BUILD)/eval/%.cpp.o $(BUILD)/emulation/%.cpp.o $(BUILD)/dev/ptx/%.cpp.o $(BUILD)/%_reference.cu.o: \
+    private OPTIMIZE := -O3
 endif
 ifeq ($(BACKEND),cpu)
   # emulation/ has its own cuda_runtime.h, cuda_bf16.h, ... in place of the CUDA toolkit's.

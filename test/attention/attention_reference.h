@@ -430,27 +430,28 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
             (*dlearned)[l * shape.H + h] += learned[2 * l][n];
             learned_sizes[l * shape.H + h] += std::fabs(learned[2 * l + 1][n]) * (dp_size[n] + mean_size);
           }
+        auto add = [&](R& to, R factor, const R& x) {  // rows of D elements from there
+          for (int d = 0; d < shape.D; d++) (&to)[d] += factor * (&x)[d];
+        };
+        auto add_sizes = [&](R& to, R factor, const R& x) {
+          for (int d = 0; d < shape.D; d++) (&to)[d] += std::fabs(factor * (&x)[d]);
+        };
         for (size_t n = 0; n < count; n++) {
           int j = keys[n];
           size_t q = shape.qkv(b, i, 0, h), k = shape.qkv(b, j, 1, h), v = shape.qkv(b, j, 2, h);
           if (dbias && !bias.empty()) (*dbias)[head + i] += score_dz[n], (*dbias)[head + j] -= score_dz[n];
-          for (int d = 0; d < shape.D; d++) {
-            dqkv[q + d] += dz[n] * qkv[k + d];
-            dqkv[k + d] += dz[n] * qkv[q + d];
-            dqkv[v + d] += p[n] * dout_row[d];
-          }
+          add(dqkv[q], dz[n], qkv[k]);
+          add(dqkv[k], dz[n], qkv[q]);
+          add(dqkv[v], p[n], *dout_row);
           if (!terms) continue;
           R size = dp_size[n] + mean_size;
           for (int row : {i, j}) bias_sizes[head + row] += std::fabs(score_slope[n]) * size;
-          for (int d = 0; d < shape.D; d++) {
-            sizes[q + d] += std::fabs(slope[n] * size * qkv[k + d]);
-            sizes[k + d] += std::fabs(slope[n] * size * qkv[q + d]);
-          }
-          for (int d = 0; divides && d < shape.D; d++) {
-            R moved = std::fabs(score_slope[n] * z[n]);
-            sizes[v + d] += moved * std::fabs(dout_row[d]);
-            out_sizes[shape.out(b, i, h, d)] += moved * std::fabs(qkv[v + d]);
-          }
+          add_sizes(sizes[q], slope[n] * size, qkv[k]);
+          add_sizes(sizes[k], slope[n] * size, qkv[q]);
+          if (!divides) continue;
+          R moved = score_slope[n] * z[n];
+          add_sizes(sizes[v], moved, *dout_row);
+          add_sizes(out_sizes[shape.out(b, i, h)], moved, qkv[v]);
         }
       }
   for (R& x : dqkv) x = P::round(x);
