@@ -97,7 +97,7 @@ else
   $(BUILD)/attention/hopper/%.cu.o $(patsubst %,$(BUILD)/%/hopper_%.cu.o,test/kernels test/attention): \
     private TARGETS := -gencode arch=compute_90a,code=$(CODE)_90a
   # nvcc takes a comma for the beginning of another macro
-  COMPILE_CU = $(NVCC) -std=c++20 -O3 -lineinfo $(TARGETS) $(subst $(COMMA),\\$(COMMA),$(DEFINES)) \
+  COMPILE_CU = $(NVCC) -std=c++20 $(OPTIMIZE) -lineinfo $(TARGETS) $(subst $(COMMA),\\$(COMMA),$(DEFINES)) \
     -Xcompiler -Wall,-fno-strict-aliasing $(PIC:%=-Xcompiler %) -Xptxas -v -x cu
   # registers, shared memory and spills of every kernel, beside its object
   KEEP_REPORT = > $(@:.o=.ptxas) 2>&1 || { cat $(@:.o=.ptxas) >&2; exit 1; }
