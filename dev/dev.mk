@@ -1,6 +1,6 @@
 # The targets of maintainers: benchmarks, sanitizers, the CUDA build's PTX without a GPU, fuzzing, everything at once.
 .PHONY: bench headers check-asan check-tsan sanitizer-tests check-ptx ptx-tests fuzz \
-  cuda-subset cuda-objects check-full check-kernels-of-file
+  cuda-subset cuda-objects check-full
 # Benchmarks (dev/bench/README.md). QUICK=1: two kinds of attention at few lengths and shorter steps, in about a minute;
 # dev/bench/results/ stays as it is.
 QUICK_cpu_attention := softmax,lssar 64 128
@@ -12,16 +12,6 @@ bench: $(BENCHES:%=$(BUILD)/bench_%)  ## speed of the machine, every kernel, att
 	  $(BUILD)/bench_$(part) $(if $(QUICK),$(QUICK_$(BACKEND)_$(part))) --json $(BUILD)/$(part).json &&) true
 	-@$(if $(filter cuda,$(BACKEND)),python3 dev/kernel_table.py)
 	@python3 dev/bench_table.py --collect $(if $(QUICK),--out $(BUILD)/quick.json) $(BENCHES:%=$(BUILD)/%.json)
-# A formula and a policy with learned numbers, a parameter and the places of scores: no other routine check compiles
-# such kernels (three minutes of a core).
-FILES_TESTED := $(patsubst %,test/attention/kinds/%.cuh,bump mixture)
-check-kernels-of-file:
-	@$(MAKE) BACKEND=cpu ATTN=softmax KINDS="$(FILES_TESTED)" build/cpu/test_attention \
-	  build/cpu/test_attention_reference build/cpu/test_documents build/cpu/test_policies
-	@build/cpu/test_attention_reference --gtest_brief=1
-	@build/cpu/test_attention --gtest_brief=1 --gtest_filter='AttentionTest/*.SmallShapes:*.WindowsAndBiases'
-	@build/cpu/test_documents --gtest_brief=1
-	@build/cpu/test_policies --gtest_brief=1
 # Without UBSan's checks of pointers, a third of a kernel's compile time: AddressSanitizer notices when one is used.
 SANITIZER_asan := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
   -fno-sanitize=null,object-size,pointer-overflow,vptr
@@ -97,7 +87,8 @@ cuda-subset:                       ## compile CUDA code: one target, one kind, o
 	@$(MAKE) BACKEND=cuda ARCH=$(lastword $(ARCH)) \
 	  $(if $(FULL),build/cuda/train,ATTN=lssar HEAD_DIM=64 WITH_PTX= OPTIMIZE=-O0 cuda-objects)
 check-full: train                  ## everything, the long sanitizer runs, fuzzing and every CUDA kernel included
-	@FULL=1 $(MAKE) check-kernels-of-file test check-asan check-tsan -j1
+	@FULL=1 $(MAKE) check-kind KINDS="$(patsubst %,test/attention/kinds/%.cuh,bump mixture)"
+	@FULL=1 $(MAKE) test check-asan check-tsan -j1
 	@[ -z "$(HAVE_NVCC)" ] || FULL=1 $(MAKE) cuda-subset  # for the tests of Python too
 	@FULL=1 TRAIN=$(CURDIR)/$(BUILD)/train \
 	  bash -c '. scripts/lib/common.sh && "$$(find_python)" -m unittest discover -s test -p "test_*.py"'

@@ -5,12 +5,12 @@
 #
 # Builds for the CPU and runs every GoogleTest program and the Python tests. Then it compiles again what a pass has
 # found faults in: kernels, the CPU layer and readers under AddressSanitizer, with the bad inputs of test/fuzz/corpus;
-# what has threads under ThreadSanitizer; two kinds that are files; and, if nvcc exists, the kernels of one kind, which
-# may not spill registers. If a GPU exists, the tests run there as well. What compares with PyTorch runs if PYTHON_TORCH
-# names a Python with torch, transformers, accelerate and tokenizers, or the usual one has them; else it is named at the
-# end. The last line is "N passed, M failed"; exit 1 on any failure. make check-full adds the rest: every kind under the
-# sanitizers and in the kernels for tensor cores, the folders that call kernels and readers, the long tests, fuzzing,
-# and all of the CUDA build.
+# what has threads under ThreadSanitizer; two kinds in files, as their author would check them; and, if nvcc exists, the
+# kernels of one kind, which may not spill registers. If a GPU exists, the tests run there as well. What compares with
+# PyTorch runs if PYTHON_TORCH names a Python with torch, transformers, accelerate and tokenizers, or the usual one has
+# them; else it is named at the end. The last line is "N passed, M failed"; exit 1 on any failure. make check-full adds
+# the rest: every kind under the sanitizers and in the kernels for tensor cores, the folders that call kernels and
+# readers, the long tests, fuzzing, and all of the CUDA build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib/common.sh
@@ -76,8 +76,16 @@ cuda_subset() {
   "$python" dev/kernel_table.py build/cuda && echo "[  PASSED  ] 1 test"
 }
 
-# The tests that skip without PyTorch, the operator's with few kinds; what scripts/compare.py compares; a kind in a
-# file, as its author would check it.
+python_tests() { OMP_NUM_THREADS=1 "$python" -m unittest discover -s test -p 'test_*.py'; }
+
+# With PyTorch: the tests that skip without it, the operator's with few kinds, and what scripts/compare.py compares.
+with_torch() {
+  local rc=0
+  tests_with_torch || rc=1
+  compare_torch || rc=1
+  "$torch" scripts/compare.py transformers --train "$TRAIN" || rc=1
+  return $rc
+}
 tests_with_torch() {
   local modules
   make BACKEND=cpu pytorch ATTN="softmax lssar threshold" \
@@ -104,19 +112,26 @@ phase "build for the CPU"
 make BACKEND=cpu
 
 export TRAIN=$PWD/build/cpu/train
-# The Python tests wait more than they compute: they run beside those of C++ and AddressSanitizer, which leave a core
-# idle while they link. A second thread of theirs would mostly wait for its turn; tests of several threads name their
-# number.
-OMP_NUM_THREADS=1 "$python" -m unittest discover -s test -p 'test_*.py' > "$logs/python_output" 2>&1 &
-python_tests=$!
+# Python tests wait more than they compute: they run beside what compiles. A second thread of theirs would mostly wait
+# for its turn; tests of several threads name their number.
+background() {
+  local rc=0
+  "$@" > "$logs/$1_output" 2>&1 || rc=$?
+  echo "$rc $SECONDS" > "$logs/$1_status"
+}
+{ background python_tests; [ -z "$torch" ] || background with_torch; } &
+replay() {
+  local rc ended
+  cat "$logs/$1_output"
+  read -r rc ended < "$logs/$1_status"
+  echo "(ran in the background, until $ended s)"
+  return "$rc"
+}
 suite "C++ tests" make BACKEND=cpu test
 suite "AddressSanitizer" make check-asan
-python_status=0
-wait $python_tests || python_status=$?
-replay() { cat "$1" && return "$2"; }
-suite "Python tests" replay "$logs/python_output" $python_status
-suite "Kernels of a kind in a file" make check-kernels-of-file
 suite "ThreadSanitizer" make check-tsan
+suite "Kinds in files" make check-kind KINDS="$(echo test/attention/kinds/{bump,mixture}.cuh)" \
+  PYTHON="${torch:-$python}"
 if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
   suite "CUDA subset" cuda_subset
   if nvidia-smi -L >/dev/null 2>&1; then
@@ -124,12 +139,9 @@ if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]
   fi
 fi
 
-if [ -n "$torch" ]; then
-  suite "Tests with PyTorch" tests_with_torch
-  suite "Losses and gradients of PyTorch" compare_torch
-  suite "Checkpoints in transformers" "$torch" scripts/compare.py transformers --train "$TRAIN"
-  suite "A kind in a file" make check-kind KINDS=test/attention/kinds/bump.cuh PYTHON="$torch"
-fi
+wait
+suite "Python tests" replay python_tests
+[ -z "$torch" ] || suite "Comparison with PyTorch" replay with_torch
 
 phases
 [ -n "$torch" ] || printf 'left out: %s has no torch, transformers, accelerate and tokenizers (PYTHON_TORCH=... %s\n' \
