@@ -163,9 +163,10 @@ template <class P> struct RefMixture {
   }
 };
 
-// Whether equal scores of this kind may have unequal weights, by their keys or heads.
+// Whether equal scores of this kind may have unequal weights, by their keys or heads. A policy in a file may.
 inline bool looks_at_places(Kind kind) {
   const KindRow* file = formula_of(kind);
+  if (kind_row(kind).text && !file) return true;
   double values[2], slopes[1 + MOST_PARAMETERS];
   for (int n = 0; n < 2 && file; n++)
     file->exact(0.3, {9, 2 + 3 * n, 9, 1 + n, 2}, ref_numbers(*file, {}).data(), values[n], slopes);
