@@ -92,7 +92,7 @@ tests_with_torch() {
     KINDS="$(echo test/attention/kinds/{my_score,mixture}.cuh)" || return 1
   PLUSGPT_LIBRARY=build/cpu-pytorch/plusgpt_attention.so build/cpu/test_bits --gtest_brief=1 || return 1
   modules=$(cd test && grep -lE '^ *(import|from) .*\b(torch|transformers|tokenizers)\b' */test_*.py | tr / .)
-  cd test && OMP_NUM_THREADS=1 "$torch" -m unittest ${modules//.py/}
+  (cd test && OMP_NUM_THREADS=1 "$torch" -m unittest ${modules//.py/})
 }
 # Not lssar's gradients: its power of 15 makes errors of rounding so large and rare that PyTorch's own is no bound for
 # ours (2 of 12 texts). The C++ tests compare them with float64, and compare.py transformers its losses and logits.
