@@ -469,7 +469,7 @@ template <class TIn, class TOut> Shape shape_of(const Matmul<TIn, TOut>& p, bool
 // possible; nullptr if none is. sure = false where one could not be compared: it may be right in another run. Writes
 // over p's outputs.
 template <class TIn, class TOut>
-std::unique_ptr<Plan> fastest_right_plan(const Matmul<TIn, TOut>& p, const Shape& shape, bool (&possible)[2],
+std::unique_ptr<Plan> fastest_right_plan(const Matmul<TIn, TOut>& p, const Shape& shape, const bool (&possible)[2],
                                          uint32_t out_alignment, bool& sure, cudaStream_t stream) {
   struct Finalist {
     float time;

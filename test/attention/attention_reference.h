@@ -163,14 +163,13 @@ template <class P> struct RefMixture {
   }
 };
 
-// Whether equal scores of this kind may have unequal weights, by their keys or heads. A policy in a file may.
+// Whether equal scores of this kind may have unequal weights, by their keys or heads.
 inline bool looks_at_places(Kind kind) {
   const KindRow* file = formula_of(kind);
-  if (kind_row(kind).text && !file) return true;
   double values[2], slopes[1 + MOST_PARAMETERS];
   for (int n = 0; n < 2 && file; n++)
     file->exact(0.3, {9, 2 + 3 * n, 9, 1 + n, 2}, ref_numbers(*file, {}).data(), values[n], slopes);
-  return file && values[0] != values[1];
+  return is_mixture(kind) || (file && values[0] != values[1]);
 }
 
 template <class P>
@@ -431,28 +430,28 @@ Numbers<P> ref_attention_backward(const AttentionSetup& s, const AttentionShape&
             (*dlearned)[l * shape.H + h] += learned[2 * l][n];
             learned_sizes[l * shape.H + h] += std::fabs(learned[2 * l + 1][n]) * (dp_size[n] + mean_size);
           }
-        auto add = [&](R& to, R factor, const R& x) {  // rows of D elements from there
-          for (int d = 0; d < shape.D; d++) (&to)[d] += factor * (&x)[d];
+        auto add = [&](R* to, R factor, const R* x) {
+          for (int d = 0; d < shape.D; d++) to[d] += factor * x[d];
         };
-        auto add_sizes = [&](R& to, R factor, const R& x) {
-          for (int d = 0; d < shape.D; d++) (&to)[d] += std::fabs(factor * (&x)[d]);
+        auto add_sizes = [&](R* to, R factor, const R* x) {
+          for (int d = 0; d < shape.D; d++) to[d] += std::fabs(factor * x[d]);
         };
         for (size_t n = 0; n < count; n++) {
           int j = keys[n];
           size_t q = shape.qkv(b, i, 0, h), k = shape.qkv(b, j, 1, h), v = shape.qkv(b, j, 2, h);
           if (dbias && !bias.empty()) (*dbias)[head + i] += score_dz[n], (*dbias)[head + j] -= score_dz[n];
-          add(dqkv[q], dz[n], qkv[k]);
-          add(dqkv[k], dz[n], qkv[q]);
-          add(dqkv[v], p[n], *dout_row);
+          add(&dqkv[q], dz[n], &qkv[k]);
+          add(&dqkv[k], dz[n], &qkv[q]);
+          add(&dqkv[v], p[n], dout_row);
           if (!terms) continue;
           R size = dp_size[n] + mean_size;
           for (int row : {i, j}) bias_sizes[head + row] += std::fabs(score_slope[n]) * size;
-          add_sizes(sizes[q], slope[n] * size, qkv[k]);
-          add_sizes(sizes[k], slope[n] * size, qkv[q]);
+          add_sizes(&sizes[q], slope[n] * size, &qkv[k]);
+          add_sizes(&sizes[k], slope[n] * size, &qkv[q]);
           if (!divides) continue;
           R moved = score_slope[n] * z[n];
-          add_sizes(sizes[v], moved, *dout_row);
-          add_sizes(out_sizes[shape.out(b, i, h)], moved, qkv[v]);
+          add_sizes(&sizes[v], moved, dout_row);
+          add_sizes(&out_sizes[shape.out(b, i, h)], moved, &qkv[v]);
         }
       }
   for (R& x : dqkv) x = P::round(x);
