@@ -139,6 +139,7 @@ if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]
   fi
 fi
 
+phase "wait for the background"
 wait
 suite "Python tests" replay python_tests
 [ -z "$torch" ] || suite "Comparison with PyTorch" replay with_torch
