@@ -6,6 +6,7 @@
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <type_traits>
 
 #include "attention/attention.h"
 #include "attention/output.cuh"
@@ -189,8 +190,8 @@ template <class T> void sizes(const PlusgptCall& p, PlusgptSizes& to) {
 
 // nullptr, or what f threw: a text that lives until this thread fails again.
 template <class F> const char* text_of_error(F f) try {
-  if constexpr (on_cpu) Caller::run(f);
-  else f();
+  [[maybe_unused]] std::conditional_t<on_cpu, CallOfThread, int> call{};
+  f();
   return nullptr;
 } catch (const std::exception& e) {
   static thread_local std::string text;
@@ -205,13 +206,13 @@ const char* plusgpt_sizes(const PlusgptCall* p, PlusgptSizes* to) {
 }
 const char* plusgpt_forward(const PlusgptCall* p) {
   return text_of_error([&] {
-    set_cpu_threads(p->threads);
+    set_threads_without_signals(p->threads);
     p->bf16 ? forward<bf16>(*p) : forward<float>(*p);
   });
 }
 const char* plusgpt_backward(const PlusgptCall* p) {
   return text_of_error([&] {
-    set_cpu_threads(p->threads);
+    set_threads_without_signals(p->threads);
     p->bf16 ? backward<bf16>(*p) : backward<float>(*p);
   });
 }

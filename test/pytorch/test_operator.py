@@ -185,9 +185,10 @@ class Operator(unittest.TestCase):
   def test_settings_of_the_process_stay(self):
     """In a process of its own, where nothing has changed them before."""
     code = """if True:
-      import ctypes, signal, sys
+      import ctypes, ctypes.util, signal, sys
       sys.path.insert(0, sys.argv[1])
       import torch
+      openmp = ctypes.util.find_library("gomp")  # which oneDNN uses; PyTorch may have another
       def state():
         handlers = []
         for number in range(1, 65):
@@ -195,7 +196,8 @@ class Operator(unittest.TestCase):
           ctypes.CDLL(None).sigaction(number, None, action)
           handlers.append(action.raw[:8] + action.raw[136:140])  # the handler, the flags
         tiny = torch.tensor([1e-40]) * 0.5
-        return torch.get_num_threads(), tiny.item() != 0, handlers, signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        return (torch.get_num_threads(), openmp and ctypes.CDLL(openmp).omp_get_max_threads(), tiny.item() != 0,
+                handlers, signal.pthread_sigmask(signal.SIG_BLOCK, []))
       torch.set_num_threads(2)
       torch.randn(300, 300) @ torch.randn(300, 300)
       before = state()
