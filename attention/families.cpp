@@ -40,7 +40,7 @@ std::vector<FamilyRow>& family_rows() {
       {"hopper", "GPUs of compute capability 9.0", is_hopper, nullptr, hopper_lacks, "NVIDIA H200, 74643ab"},
       {"onednn", "CPUs with instructions for bf16, with oneDNN",
        [](const FamilyQuery& q) { return q.on_cpu && q.has_instructions; }, nullptr, products_lack,
-       "AMD EPYC with AVX512_BF16, c5cbf0e"},
+       "AMD EPYC with AVX512_BF16, 3ce2b53"},
       // All that has run of it is its tests: nothing else has their calls on the GPUs that take it.
       {"tensor", "GPUs of compute capability 8.0 or later", [](const FamilyQuery& q) { return !q.on_cpu; }, nullptr,
        products_lack, "NVIDIA H200, b0612b4: tests, not timed"},
