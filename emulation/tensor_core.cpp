@@ -123,6 +123,20 @@ CPU_NO_TSAN const Fields& fields_of(const CoreProduct& p) {
   return f;
 }
 
+// The largest exponent field of the TERMS products from k of HEIGHT rows and one vector of columns.
+template <int TERMS, class Short>
+CPU_NO_TSAN inline void find_largest(Short (&largest)[HEIGHT], const Fields& fields, int row, int column, int k) {
+  for (Short& x : largest) x = Short{};
+#pragma GCC unroll 16
+  for (int i = 0; i < TERMS; ++i) {
+    Short field = *reinterpret_cast<const Short*>(&fields.b[k + i][column]);
+    for (int r = 0; r < HEIGHT; ++r) {
+      Short both = field + fields.a[row + r][k + i];
+      largest[r] = largest[r] > both ? largest[r] : both;
+    }
+  }
+}
+
 // HEIGHT rows and one vector of columns, all steps, TERMS products at a time. Returns false, and stores nothing, if
 // vectors cannot do an element: careful does them one by one.
 template <int LANES, int TERMS>
@@ -143,15 +157,8 @@ CPU_NO_TSAN bool add_by_rule(const CoreProduct& p, const Fields& fields, int row
   for (int k = 0; k < p.depth; k += TERMS) {
     const float *a = p.a + row * p.a_stride + k, *b = p.b + k * p.b_stride + column;
     auto b_row = [&](int i) CPU_NO_TSAN { return *reinterpret_cast<const Float*>(b + i * p.b_stride); };
-    Short largest[HEIGHT] = {};
-#pragma GCC unroll 16
-    for (int i = 0; i < TERMS; ++i) {
-      Short field = *reinterpret_cast<const Short*>(&fields.b[k + i][column]);
-      for (int r = 0; r < HEIGHT; ++r) {
-        Short both = field + fields.a[row + r][k + i];
-        largest[r] = largest[r] > both ? largest[r] : both;
-      }
-    }
+    Short largest[HEIGHT];
+    find_largest<TERMS>(largest, fields, row, column, k);
     Int e[HEIGHT];
     Unsigned parts[HEIGHT][TERMS / 8] = {};  // 8 terms fit an int; unsigned, for sums that are not used
     Float scale[HEIGHT];

@@ -204,6 +204,25 @@ __device__ __forceinline__ void add_columns(float (&dgamma)[Pack<T>::size], floa
   }
 }
 
+// sums [C] = those of the warps' sums [LN_WARPS, C], by all threads of a block.
+__device__ __forceinline__ void add_warps(float* sums, const float* of_warps, int C) {
+  for (int c = threadIdx.x; c < C; c += LN_WARPS * WARP) {
+    float sum = 0;
+    for (int w = 0; w < LN_WARPS; w++) sum += of_warps[w * C + c];
+    sums[c] = sum;
+  }
+}
+
+// sums [Pack<T>::size] += x.
+template <class T> __device__ __forceinline__ void add_to_shared(float* sums, const Pack<T>& x) {
+  constexpr int SIZE = Pack<T>::size;
+  float mine[SIZE];
+  for (int k = 0; k < SIZE; k += 4) read_floats(*reinterpret_cast<float(*)[4]>(mine + k), sums + k);
+  add_values(mine, x);
+  for (int k = 0; k < SIZE; k += 4) store16(sums + k, Pack<float>{mine[k], mine[k + 1], mine[k + 2], mine[k + 3]});
+}
+
+// dx += of N rows; partial: this block's sums of dgamma, dbeta and dbias, the sum of dx.
 template <class T, bool RMS, int PACKS>
 __global__ void __launch_bounds__(LN_WARPS* WARP, sizeof(T) == 2 && PACKS <= 3 ? 3 : 2)
     layernorm_backward_kernel(T* __restrict__ dx, float* partial /* = [blocks, 3, C] */, const T* __restrict__ dout,
@@ -248,15 +267,8 @@ __global__ void __launch_bounds__(LN_WARPS* WARP, sizeof(T) == 2 && PACKS <= 3 ?
       if (!ROOM) to[p] = load16(at);
       to[p] = add_dx(to[p], d[p], v[p], m, inverse, load16(gamma + pack_column<T>(p)), RMS ? 0.0f : sums[0] / C,
                      sums[1] / C);
-      if constexpr (ROOM) {
-        add_values(columns[2][p], to[p]);
-      } else {
-        float sums[SIZE];
-        for (int k = 0; k < SIZE; k += 4)
-          read_floats(*reinterpret_cast<float(*)[4]>(sums + k), shared + warp * C + pack_column<T>(p) + k);
-        add_values(sums, to[p]);
-        put(sums, p);
-      }
+      if constexpr (ROOM) add_values(columns[2][p], to[p]);
+      else add_to_shared(shared + warp * C + pack_column<T>(p), to[p]);
       store16(at, to[p]);
     }
   }
@@ -266,11 +278,7 @@ __global__ void __launch_bounds__(LN_WARPS* WARP, sizeof(T) == 2 && PACKS <= 3 ?
     for (int p = 0; p < PACKS; p++)
       if (ROOM || array < 2) put(columns[array][p], p);
     __syncthreads();
-    for (int c = threadIdx.x; c < C; c += LN_WARPS * WARP) {
-      float sum = 0;
-      for (int w = 0; w < LN_WARPS; w++) sum += shared[w * C + c];
-      partial[(size_t(blockIdx.x) * 3 + array) * C + c] = sum;
-    }
+    add_warps(partial + (size_t(blockIdx.x) * 3 + array) * C, shared, C);
     __syncthreads();
   }
 }

@@ -372,6 +372,18 @@ template <class TIn, class TOut> bool multiply_plainly(const Matmul<TIn, TOut>& 
   return false;
 }
 
+// The product by an algorithm, `times` times. False if cuBLAS refuses it.
+template <class TIn, class TOut>
+bool multiply_by(const Plan& plan, const Algorithm& algorithm, const Matmul<TIn, TOut>& p, int times,
+                 cudaStream_t stream) {
+  set_arrays(plan, p);
+  for (int i = 0; i < times; i++) {
+    if (multiply(plan, algorithm, p, workspace(stream), workspace_size, stream) != CUBLAS_STATUS_SUCCESS) return false;
+    finish(plan, p, stream);
+  }
+  return true;
+}
+
 // The difference between the algorithm's results and those of the plain product, as a multiple of the bound for
 // rounding; negative if that is unknown, because there is no memory, or because the plain product is 0 or not finite.
 // Writes over p's outputs. A and B are random numbers, since the run's may hide a mistake (rows of 0 where nothing is
@@ -430,11 +442,7 @@ float error_of(const Plan& plan, const Algorithm& algorithm, Matmul<TIn, TOut> p
   };
   fill(p.d, p.beta != 0 ? 0 : 0xff, p.m);  // 0xff: NaN
   if (keeps) fill(p.aux, 0xff, p.m);
-  set_arrays(plan, p);
-  for (int i = 0; i < times; i++) {
-    if (multiply(plan, algorithm, p, workspace(stream), workspace_size, stream) != CUBLAS_STATUS_SUCCESS) return WRONG;
-    finish(plan, p, stream);
-  }
+  if (!multiply_by(plan, algorithm, p, times, stream)) return WRONG;
   for (int begin = 0; begin < p.m; begin += height) {
     Matmul<TIn, TOut> slice = rows(begin);
     if (p.beta != 0) fill(plain_d, 0, slice.m);

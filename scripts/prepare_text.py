@@ -254,7 +254,7 @@ class LabelWriter(ShardWriter):
     self.close()
 
 
-def parse_arguments():
+def argument_parser():
   parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("files", nargs="*", metavar="FILE", help='.jsonl, .parquet or text, also .gz and .zst of them; '
                                                                '"-" is standard input')
@@ -286,12 +286,10 @@ def parse_arguments():
   parser.add_argument("--errors", choices=["strict", "replace"], default="strict",
                       help="gpt2, JSONL: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
   parser.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
-  args = parser.parse_args()
-  if bool(args.files) == bool(args.download) or not 0 <= args.download_files <= (1 << 31) * bool(args.download):
-    raise UserError("name the files that have the text, or give --download SPLIT, and with it --download-files, 0 or "
-                    "more")
-  if args.download:
-    args.files = ["books.parquet"]  # until they are there
+  return parser
+
+
+def check_arguments(args):
   jsonl = [args.jsonl or kind_of(name) == ".jsonl" for name in args.files]
   plain = next((name for name, known in zip(args.files, jsonl) if not known), "")
   bytes_or_gpt2 = args.tokenizer in ("bytes", "gpt2")
@@ -320,6 +318,16 @@ def parse_arguments():
        "vocab.bpe")):
     if wrong:
       raise UserError(message)
+
+
+def parse_arguments():
+  args = argument_parser().parse_args()
+  if bool(args.files) == bool(args.download) or not 0 <= args.download_files <= (1 << 31) * bool(args.download):
+    raise UserError("name the files that have the text, or give --download SPLIT, and with it --download-files, 0 or "
+                    "more")
+  if args.download:
+    args.files = ["books.parquet"]  # until they are there
+  check_arguments(args)
   args.replaced, args.unread = 0, {}  # unread: fields of JSONL and columns of Parquet besides the text, in order
 
   lock = threading.Lock()

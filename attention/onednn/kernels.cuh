@@ -105,13 +105,65 @@ void store_row(bf16* to, const float* from, int D, float factor = 1) {
 
 // ---- forward
 
+// The factor of each query's output so far, now that its sums have these scores.
+template <class Policy>
+void find_factors(QueryFloats& factor, const Policy& policy, QueryNumbers<Policy::SUMS>& sums, const FloatTile& z,
+                  int keys) {
+  std::copy_n(z[0], SIDE, factor);
+  for (int key = 1; key < keys; key++)
+    for (int e = 0; e < SIDE; e++) factor[e] = max(factor[e], z[key][e]);
+  for (int e = 0; e < SIDE; e++) sums.at(e, [&](float* s) { factor[e] = policy.rescale(s, factor[e]); });
+}
+
+// Scores z become weights, those of a second output in dp.
+template <class Policy, class Positions>
+void weigh_scores(Scratch& scratch, const Policy& policy, QueryNumbers<Policy::SUMS>& sums,
+                  const QueryNumbers<Policy::CONSTANTS>& constants, const Positions& at, int i0, int j0, int keys) {
+  constexpr int OUTPUTS = Policy::OUTPUTS;
+  for (int e0 = 0; e0 < SIDE; e0 += LANES)
+    for (int key = 0; key < keys; key++)
+      for (int e = e0; e < e0 + LANES; e++) {
+        float w[OUTPUTS], row[Policy::CONSTANTS + 1];
+        for (int n = 0; n < Policy::CONSTANTS; n++) row[n] = constants.of[n][e];
+        sums.at(e,
+                [&](float* s) { weigh_score(policy, scratch.z[key][e], row, s, w, at(e, i0 + e), at(e, j0 + key)); });
+        scratch.z[key][e] = w[0];
+        if constexpr (OUTPUTS > 1) scratch.dp[key][e] = w[1];
+      }
+}
+
+struct QueryRows {  // of head h of sequence b
+  int b, h, i0, count;
+};
+
+template <class Policy, class Mask>
+void store_rows(const ForwardCall<bf16>& c, const KernelShape& shape, const Policy& policy, const Mask& mask,
+                QueryNumbers<Policy::SUMS>& sums, QueryNumbers<Policy::CONSTANTS>& constants, float* const* out,
+                QueryRows rows) {
+  constexpr int OUTPUTS = Policy::OUTPUTS;
+  int D = shape.D;
+  for (int e = 0; e < rows.count; e++) {
+    float factor[OUTPUTS], saved[Policy::SAVED + 1];
+    int i = rows.i0 + e;
+    constants.at(
+        e, [&](float* row) { sums.at(e, [&](float* s) { policy.finish(mask.keys(i), row, s, factor, saved); }); });
+    store_row(c.out + ((size_t(rows.b) * shape.T + i) * shape.H + rows.h) * D, out[0] + size_t(e) * D, D, factor[0]);
+    if (!c.stats) continue;
+    size_t row = shape.first_row(rows.b, rows.h) + i;
+    for (int n = 0; n < Policy::SAVED; n++) c.stats[n * shape.rows() + row] = saved[n];
+    if constexpr (OUTPUTS > 1) {
+      float* second = c.stats + Policy::SAVED * shape.rows() + row * D;
+      for (int d = 0; d < D; d++) second[d] = out[1][size_t(e) * D + d] * factor[1];
+    }
+  }
+}
+
 // Output and statistics of the queries from i0 of head h of sequence b.
 template <class Policy, class Mask>
 void forward_tile(const ForwardCall<bf16>& c, const KernelShape& shape, int b, int h, int i0) {
   constexpr int OUTPUTS = Policy::OUTPUTS;
   Scratch& scratch = scratch_of_thread();
   int T = shape.T, D = shape.D, queries = std::min(SIDE, T - i0);
-  size_t first_row = shape.first_row(b, h);
   Head<bf16> q = head_of_qkv(c.qkv, 0, b, h, shape), k = head_of_qkv(c.qkv, 1, b, h, shape),
              v = head_of_qkv(c.qkv, 2, b, h, shape);
   const Policy policy(c.settings, c.sink ? to_float(c.sink[h]) : c.settings.sink, h);
@@ -147,25 +199,12 @@ void forward_tile(const ForwardCall<bf16>& c, const KernelShape& shape, int b, i
       }
       if constexpr (Policy::RESCALES) {
         QueryFloats factor;
-        std::copy_n(scratch.z[0], SIDE, factor);
-        for (int key = 1; key < keys; key++)
-          for (int e = 0; e < SIDE; e++) factor[e] = max(factor[e], scratch.z[key][e]);
-        for (int e = 0; e < SIDE; e++) sums.at(e, [&](float* s) { factor[e] = policy.rescale(s, factor[e]); });
+        find_factors(factor, policy, sums, scratch.z, keys);
         for (int e = 0; e < queries && j0 != tiles.begin; e++)
           for (int n = 0; n < OUTPUTS; n++)
             for (int d = 0; d < D; d++) out[n][size_t(e) * D + d] *= factor[e];
       }
-      for (int e0 = 0; e0 < SIDE; e0 += LANES)
-        for (int key = 0; key < keys; key++)
-          for (int e = e0; e < e0 + LANES; e++) {
-            float w[OUTPUTS], row[Policy::CONSTANTS + 1];
-            for (int n = 0; n < Policy::CONSTANTS; n++) row[n] = constants.of[n][e];
-            sums.at(e, [&](float* s) {
-              weigh_score(policy, scratch.z[key][e], row, s, w, at(e, i0 + e), at(e, j0 + key));
-            });
-            scratch.z[key][e] = w[0];
-            if constexpr (OUTPUTS > 1) scratch.dp[key][e] = w[1];
-          }
+      weigh_scores(scratch, policy, sums, constants, at, i0, j0, keys);
       round_tile(scratch.weights[0], scratch.z, keys, queries);
       if constexpr (OUTPUTS > 1) round_tile(scratch.weights[1], scratch.dp, keys, queries);
       for (int n = 0; n < OUTPUTS; n++)
@@ -177,19 +216,7 @@ void forward_tile(const ForwardCall<bf16>& c, const KernelShape& shape, int b, i
             e, [&](float* row) { sums.at(e, [&](float* s) { policy.row_constants(mask.keys(i0 + e), s, row); }); });
   }
 
-  for (int e = 0; e < queries; e++) {
-    float factor[OUTPUTS], saved[Policy::SAVED + 1];
-    constants.at(
-        e, [&](float* row) { sums.at(e, [&](float* s) { policy.finish(mask.keys(i0 + e), row, s, factor, saved); }); });
-    store_row(c.out + ((size_t(b) * T + i0 + e) * shape.H + h) * D, out[0] + size_t(e) * D, D, factor[0]);
-    if (!c.stats) continue;
-    size_t row = first_row + i0 + e;
-    for (int n = 0; n < Policy::SAVED; n++) c.stats[n * shape.rows() + row] = saved[n];
-    if constexpr (OUTPUTS > 1) {
-      float* second = c.stats + Policy::SAVED * shape.rows() + row * D;
-      for (int d = 0; d < D; d++) second[d] = out[1][size_t(e) * D + d] * factor[1];
-    }
-  }
+  store_rows(c, shape, policy, mask, sums, constants, out, {b, h, i0, queries});
 }
 
 // ---- backward
@@ -201,6 +228,36 @@ struct HeadWork {
   std::unique_ptr<std::atomic<int>[]> turn;  // by tile of queries: the first row of the tile of keys that adds next
   float* dq;                                 // [T, D]
 };
+
+// Scores z become weights P, and dp, of weights, becomes dz, of scores. learned += the gradients of learned numbers.
+template <class Policy, class Positions>
+void find_gradients(Scratch& scratch, const Policy& policy, QueryNumbers<Policy::ROW_VALUES>& rows,
+                    QueryNumbers<Policy::LEARNED>& learned, const Positions& at, int i0, int j0, int keys) {
+  for (int key = 0; key < keys; key++)
+    for (int e = 0; e < SIDE; e++)
+      rows.at(e, [&](float* row) {
+        float z = scratch.z[key][e], dp = scratch.dp[key][e], i = at(e, i0 + e), j = at(e, j0 + key);
+        score_gradient(policy, z, dp, row, scratch.z[key][e], scratch.dp[key][e], i, j);
+        if constexpr (Policy::LEARNED > 0) learned.at(e, [&](float* l) { policy.add_learned(l, z, dp, row, i, j); });
+      });
+}
+
+// The sums of dz, of a mask with a bias. Beyond the last query dz is no query's.
+void add_dz(QueryFloats& by_key, QueryFloats& by_query, const FloatTile& dz, int keys, int queries) {
+  for (int key = 0; key < keys; key++) {
+    for (int e = 0; e < queries; e++) by_key[key] += dz[key][e];
+    for (int e = 0; e < SIDE; e++) by_query[e] += dz[key][e];
+  }
+}
+
+// Until the tile of keys from j0 may add to a tile of queries. False if another tile threw.
+bool wait_for_turn(const std::atomic<int>& turn, int j0, const std::atomic<bool>& failed) {
+  while (turn.load(std::memory_order_acquire) != j0) {
+    if (failed) return false;
+    sched_yield();
+  }
+  return true;
+}
 
 // dk and dv of the tile of keys from j0 of head h of sequence b, from the rows' numbers in c.workspace. Adds its share
 // to work.dq and, where the settings ask for them, to the sums of dz and of the gradients of learned numbers. The last
@@ -238,27 +295,14 @@ void backward_tile(const BackwardCall<bf16>& c, const KernelShape& shape, int b,
     for (int n = 0; n < ROW_VALUES; n++)
       std::copy_n(c.workspace.row_values + n * count + first_row + i0, queries, rows.of[n]);
     QueryFloats dz_by_query = {};
-    for (int key = 0; key < keys; key++) {
-      for (int e = 0; e < SIDE; e++)
-        rows.at(e, [&](float* row) {
-          float z = scratch.z[key][e], dp = scratch.dp[key][e], i = at(e, i0 + e), j = at(e, j0 + key);
-          score_gradient(policy, z, dp, row, scratch.z[key][e], scratch.dp[key][e], i, j);
-          if constexpr (LEARNED > 0) learned.at(e, [&](float* l) { policy.add_learned(l, z, dp, row, i, j); });
-        });
-      if (!mask.bias) continue;
-      for (int e = 0; e < queries; e++) dz_by_key[key] += scratch.dp[key][e];
-      for (int e = 0; e < SIDE; e++) dz_by_query[e] += scratch.dp[key][e];
-    }
+    find_gradients(scratch, policy, rows, learned, at, i0, j0, keys);
+    if (mask.bias) add_dz(dz_by_key, dz_by_query, scratch.dp, keys, queries);
     round_tile(p_tile, scratch.z, keys, queries);
     round_tile(dz_tile, scratch.dp, keys, queries);
     multiply(keys, D, queries, rows_of(dz_tile), rows_of(q, i0), dk, D, later);
     multiply(keys, D, queries, rows_of(p_tile), rows_of(dout, i0), dv, D, later);
 
-    std::atomic<int>& turn = work.turn[i0 / SIDE];
-    while (turn.load(std::memory_order_acquire) != j0) {
-      if (failed) return;
-      sched_yield();
-    }
+    if (!wait_for_turn(work.turn[i0 / SIDE], j0, failed)) return;
     auto key_tiles = mask.template key_tiles<SIDE>(i0, SIDE);
     bool add = j0 != key_tiles.begin;
     float* dq = work.dq + size_t(i0) * D;
@@ -270,7 +314,7 @@ void backward_tile(const BackwardCall<bf16>& c, const KernelShape& shape, int b,
     for (int l = 0; l < LEARNED; l++) add_to(c.workspace.learned_sums + l * count, learned.of[l]);
     if (j0 == i0)
       for (int e = 0; e < queries; e++) store(dq + size_t(e) * D, 0, i0 + e);
-    turn.store(key_tiles.next(j0), std::memory_order_release);
+    work.turn[i0 / SIDE].store(key_tiles.next(j0), std::memory_order_release);
   }
   for (int key = 0; key < keys; key++) {
     store(dk + size_t(key) * D, 1, j0 + key);

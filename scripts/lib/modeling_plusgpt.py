@@ -407,17 +407,8 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
       output_attentions = getattr(self.config, "output_attentions", False)
     if output_hidden_states is None:
       output_hidden_states = getattr(self.config, "output_hidden_states", False)
-    shapes = {"attention_mask": input_ids.shape,
-              "labels": input_ids.shape + (() if self.head is None else self.head.bias.shape)}
-    for name, value in (("attention_mask", attention_mask), ("labels", labels)):
-      if value is not None and value.shape != shapes[name]:
-        raise ValueError(f"plusgpt takes {name} of the shape {tuple(shapes[name])}, not {tuple(value.shape)}")
-    if attention_mask is not None and ((attention_mask != 0) & (attention_mask != 1)).any():
-      raise ValueError("plusgpt takes an attention_mask of 1 for tokens and 0 for padding alone")
+    self.check_inputs(input_ids, attention_mask, labels)
     T = input_ids.shape[1]
-    if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
-      raise ValueError("plusgpt counts the tokens that each one sees: padding must stand on the right "
-                       "(padding_side=\"right\"), and prompts that are continued together need the same length")
     starts = None
     if self.config.plusgpt["attention"].get("documents") == "separate":
       t = torch.arange(T, device=input_ids.device)
@@ -437,23 +428,38 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     logits = x @ (self.lm_head or self.wte).weight.T if self.head is None else self.head(x)
     if self.logit_cap and self.head is None:
       logits = self.logit_cap * torch.tanh(logits / self.logit_cap)
-    loss = None
-    if labels is not None:
-      if self.head is not None:
-        there = ~labels.isnan()
-        errors = (logits.float() - labels.nan_to_num()).square() * there
-        loss, count = (errors.sum(-1) / there.sum(-1).clamp(min=1)).sum(), there.any(-1).sum()
-      else:
-        targets = labels[:, 1:].flatten()
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
-        count = (targets != -100).sum()
-      if num_items_in_batch is not None:
-        columns = 1 if self.head is None else labels.shape[-1]
-        count = torch.as_tensor(num_items_in_batch, device=loss.device) / columns
-      loss = loss / torch.where(count > 0, count, 1)
+    loss = None if labels is None else self.mean_loss(logits, labels, num_items_in_batch)
     output = CausalLMOutput(loss=loss, logits=logits, attentions=attentions if output_attentions else None,
                             hidden_states=hidden_states + (x,) if output_hidden_states else None)
     return output if return_dict else output.to_tuple()
+
+  def check_inputs(self, input_ids, attention_mask, labels):
+    """A ValueError unless their shapes fit, and padding is at the end alone."""
+    shapes = {"attention_mask": input_ids.shape,
+              "labels": input_ids.shape + (() if self.head is None else self.head.bias.shape)}
+    for name, value in (("attention_mask", attention_mask), ("labels", labels)):
+      if value is not None and value.shape != shapes[name]:
+        raise ValueError(f"plusgpt takes {name} of the shape {tuple(shapes[name])}, not {tuple(value.shape)}")
+    if attention_mask is not None and ((attention_mask != 0) & (attention_mask != 1)).any():
+      raise ValueError("plusgpt takes an attention_mask of 1 for tokens and 0 for padding alone")
+    if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
+      raise ValueError("plusgpt counts the tokens that each one sees: padding must stand on the right "
+                       "(padding_side=\"right\"), and prompts that are continued together need the same length")
+
+  def mean_loss(self, logits, labels, num_items_in_batch):
+    """As forward() says."""
+    if self.head is not None:
+      there = ~labels.isnan()
+      errors = (logits.float() - labels.nan_to_num()).square() * there
+      loss, count = (errors.sum(-1) / there.sum(-1).clamp(min=1)).sum(), there.any(-1).sum()
+    else:
+      targets = labels[:, 1:].flatten()
+      loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
+      count = (targets != -100).sum()
+    if num_items_in_batch is not None:
+      columns = 1 if self.head is None else labels.shape[-1]
+      count = torch.as_tensor(num_items_in_batch, device=loss.device) / columns
+    return loss / torch.where(count > 0, count, 1)
 
   def prepare_inputs_for_generation(self, input_ids, attention_mask=None, output_attentions=None,
                                     output_hidden_states=None, position_ids=None, **unused):
