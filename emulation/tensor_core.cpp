@@ -124,8 +124,10 @@ CPU_NO_TSAN const Fields& fields_of(const CoreProduct& p) {
 }
 
 // The largest exponent field of the TERMS products from k of HEIGHT rows and one vector of columns.
-template <int TERMS, class Short>
-CPU_NO_TSAN inline void find_largest(Short (&largest)[HEIGHT], const Fields& fields, int row, int column, int k) {
+template <int LANES, int TERMS>
+CPU_NO_TSAN inline void find_largest(typename Vectors<LANES>::Short (&largest)[HEIGHT], const Fields& fields, int row,
+                                     int column, int k) {
+  using Short = typename Vectors<LANES>::Short;
   for (Short& x : largest) x = Short{};
 #pragma GCC unroll 16
   for (int i = 0; i < TERMS; ++i) {
@@ -158,7 +160,7 @@ CPU_NO_TSAN bool add_by_rule(const CoreProduct& p, const Fields& fields, int row
     const float *a = p.a + row * p.a_stride + k, *b = p.b + k * p.b_stride + column;
     auto b_row = [&](int i) CPU_NO_TSAN { return *reinterpret_cast<const Float*>(b + i * p.b_stride); };
     Short largest[HEIGHT];
-    find_largest<TERMS>(largest, fields, row, column, k);
+    find_largest<LANES, TERMS>(largest, fields, row, column, k);
     Int e[HEIGHT];
     Unsigned parts[HEIGHT][TERMS / 8] = {};  // 8 terms fit an int; unsigned, for sums that are not used
     Float scale[HEIGHT];
