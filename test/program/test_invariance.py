@@ -96,6 +96,11 @@ RESHAPED = {EVALUATION: (64 * U, 2 * U16)}  # OpenBLAS may sum the 64 channels o
 STORED = {TRAINING: (0, 2 * U16), GRADIENTS: (0, 2 * U16)}  # GELU is recomputed from what is stored
 
 
+def without_shares(lines):
+  """Of predictions that are right: which of two logits is the largest may depend on a rounding to bf16."""
+  return [{key: value for key, value in line.items() if not key.startswith(("accuracy", "exact"))} for line in lines]
+
+
 class Way(NamedTuple):
   of: str = "plain"  # the way with which it is compared; "": none
   flags: tuple = ()
@@ -152,7 +157,11 @@ class Invariance(RankRuns):
         result = results[name] = self.result(name, task, way, precision)
         if way.of:
           with self.subTest(way=name, precision=precision):
-            self.compare(result, results[way.of], way.bounds.get(task.kind, (0, 0))[precision == "bf16"])
+            bound = way.bounds.get(task.kind, (0, 0))[precision == "bf16"]
+            expected = results[way.of]
+            if bound >= 2 * U16 and "lines" in result:
+              result, expected = ({**each, "lines": without_shares(each["lines"])} for each in (result, expected))
+            self.compare(result, expected, bound)
 
   def compare(self, found, expected, bound):
     for part in found:
