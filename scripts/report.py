@@ -1,56 +1,58 @@
 #!/usr/bin/env python3
 """Compares runs and sweeps on one page: Markdown with pictures beside it.
 
-    python3 scripts/report.py RUN... [--sweep FILE.json]... [--out report.md] [--title TEXT] [--baseline RUN]
-                              [--csv DIR] [--latex DIR]
+    python3 scripts/report.py RUN... [--sweep FILE.json]... [--out report.md] [--title TEXT]
+                              [--baseline RUN] [--csv DIR] [--latex DIR]
 
-docs/comparing.md says what it shows. With --out NAME.html the page is made HTML by python3-markdown. Equal inputs
-give equal pages: the date is that of the newest line.
+docs/comparing.md says what it shows. With --out NAME.html the page is made HTML by python3-markdown.
+Equal inputs give equal pages: the date is that of the newest line.
 """
 import argparse
-import functools
+import itertools
 import json
 import os
 import re
 import sys
 import time
+from functools import partial
 
 from lib import drawing, metrics, results, section_sweep, sections, tables, variants
 from lib.common import ArgumentParser, UserError, check_output, run as run_main
-from lib.section_answers import (DIAGNOSTICS, LEARNED, PASSKEY, TASKS, diagnostics_summary, passkey_summary,
-                                 task_summary)
+from lib.section_answers import (DIAGNOSTICS, LEARNED, PASSKEY, TASKS, diagnostics_summary,
+                                 passkey_summary, task_summary)
 from lib.section_losses import ACCURACIES, CONTEXTS, LENGTHS, SETTINGS, of_data
-from lib.section_training import CURVES, DEVICE, SPEED, SPEEDS, STABILITY, facts, table_of_facts, time_unit
+from lib.section_training import CURVES, DEVICE, SPEED, SPEEDS, STABILITY, facts, time_unit
 from lib.sections import Section, Text, View
 from lib.tables import Column
 
-FAIR = ("attention.", "seed", "name", "threads", "log.", "checkpoint.", "generate.", "passkey.", "task.",
-        "diagnostics.", "eval.every", "batch.micro", "train.recompute", "train.zero_stage")  # may differ
+FAIR = ("attention.", "seed", "name", "threads", "log.", "checkpoint.", "generate.", "passkey.",
+        "task.", "diagnostics.", "eval.every", "batch.micro", "train.recompute", "train.zero_stage")  # may differ
 CAPTION = metrics.INTERVAL + "."
+PARAMETERS = Column("parameters", "parameters", "{:,.0f}")
+TOKENS = Column("tokens", "tokens", "{:,.0f}")
 
 
-# ---------------------------------------------------------------------------------------------------------- the summary
+# -------------------------------------------------------------------------------------- the summary
 
 def losses_at(view, mode, title, least=1):
   """(a DataFrame by run of the losses in a mode, Columns), of the series that most runs have."""
-  rows = next(iter(view.series(mode)), None)
-  if rows is None:
-    return view.frame([], []), []
-  wide = rows.pivot(index="run", columns="length", values="loss")
-  return wide, [Column(f"{title} {n}", n) for n in wide if n >= least]
+  for rows in view.series(mode)[:1]:
+    wide = rows.pivot(index="run", columns="length", values="loss")
+    return wide, [Column(f"{title} {n}", n) for n in wide if n >= least]
+  return tables.frame([]), []
 
 
 def more_losses(view, least):
-  """Bits per byte at the shortest of these lengths, which compare models of different tokenizers too, and the loss
+  """Bits per byte, for models of different tokenizers, at the shortest of these lengths, and the loss
   at the end of the longest."""
-  rows = next(iter(view.series("windows")), None)
-  lengths = sorted(n for n in rows["length"].unique() if n >= least) if rows is not None else []
-  found, columns = view.frame([], []), []
-  for key, length, text in [("bits_per_byte", lengths[0], "bits per byte at"),
-                            ("last_loss", lengths[-1], "end of")] if lengths else []:
-    if key in rows:
-      found = found.join(rows[rows["length"] == length].set_index("run")[[key]], how="outer")
-      columns.append(Column(f"{text} {length}", key))
+  found, columns = tables.frame([]), []
+  for rows in view.series("windows")[:1]:
+    rows = rows[rows["length"] >= least]
+    for key, length, text in (("bits_per_byte", rows["length"].min(), "bits per byte at"),
+                              ("last_loss", rows["length"].max(), "end of")):
+      if key in rows and len(rows):
+        found = found.join(rows[rows["length"] == length].set_index("run")[[key]], how="outer")
+        columns.append(Column(f"{text} {length}", key))
   return found, columns
 
 
@@ -67,33 +69,35 @@ def joined(view, *parts):
 
 def summary(view):
   least = min(view.contexts(), default=1)
-  found, columns = joined(view, losses_at(view, "windows", "loss at", least), more_losses(view, least),
-                          task_summary(view), passkey_summary(view), diagnostics_summary(view))
+  found, columns = joined(view, losses_at(view, "windows", "loss at", least),
+                          more_losses(view, least), task_summary(view), passkey_summary(view),
+                          diagnostics_summary(view))
   unit = time_unit(view)
-  first = [Column("parameters", "parameters", "{:,.0f}"), Column("tokens", "tokens", "{:,.0f}"),
-           Column(unit, unit, "{:.3g}")]
-  return tables.of_groups("summary", found, ["variant"], [*first, *columns, *SPEEDS], ["run"])
+  first = [PARAMETERS, TOKENS, Column(unit, unit, "{:.3g}")]
+  return view.table("summary", found, [*first, *columns, *SPEEDS])
 
 
 def answers(runs):
-  """What was asked beyond the loss by length, as Markdown: losses of the same targets by context, diagnostics,
-  passkey."""
+  """What was asked beyond the loss by length, as Markdown."""
   view = View(runs)
   found, columns = joined(view, losses_at(view, "suffix", "context"), diagnostics_summary(view),
                           passkey_summary(view))
-  return sections.in_markdown(tables.of_groups("answers", found, ["variant"], columns, ["run"]))
+  return sections.in_markdown(view.table("answers", found, columns))
 
 
 def unfair(view):
   """What sets the runs apart beside attention and seed, as sentences."""
-  runs, configs, result, hints = view.runs, [*map(variants.settings, view.runs)], [], []
-  found = {key: sorted({str(config.get(key, "-")) for config in configs}) for key in metrics.differing(runs)}
-  if more := [f"{key} ({', '.join(values[:6])})" for key, values in found.items()
-              if not key.startswith(FAIR) and len(values) > 1]:
+  result, hints, more = [], [], []
+  configs = [*map(variants.settings, view.runs)]
+  for key in metrics.differing(view.runs):
+    values = sorted({str(config.get(key, "-")) for config in configs})
+    if not key.startswith(FAIR) and len(values) > 1:
+      more.append(f"{key} ({', '.join(values[:6])})")
+  if more:
     result.append(f"The runs differ in more than attention and seed: {', '.join(more)}.")
-  of_runs = facts(view)
+  of_runs = view.frame(facts(view), ["tokens"])
   for title, key in (("Parameters", "parameters"), ("Trained tokens", "tokens")):
-    least, most = (of_runs[key].min(), of_runs[key].max()) if key in of_runs else (0, 0)
+    least, most = of_runs[key].min(), of_runs[key].max()
     text = f"{title} differ: from {least:,.0f} to {most:,.0f}"
     if most > 1.01 * least:
       result.append(text + ".")
@@ -104,15 +108,14 @@ def unfair(view):
     if len(values) > 1:
       result.append(f"{title}: {', '.join(values)}.")
   windows = view.series("windows")
-  missing = [variant for rows in windows[:1] for variant in view.looks if variant not in set(rows["variant"])]
-  if missing:
+  if windows and set(view.looks) - set(windows[0]["variant"]):
     of = [f"{', '.join(rows['variant'].unique())} of {of_data(rows.iloc[0])}" for rows in windows]
     result.append(f"The losses are of different data: {'; '.join(of)}. The summary has those of the first.")
-  for run in runs:
+  for run in view.runs:
     steps, made = run.steps(), run.lines[-1]["step"] if run.lines else None
     if made and steps and made < steps:
       result.append(f"{run.label} has made {made} of {steps} steps.")
-  if len(view.variants) > 1 and any(len(variant.runs) == 1 for variant in view.variants):
+  if len(view.seeds) > 1 and 1 in view.seeds.values():
     result.append("Not every setting has several seeds: small differences may be those of another seed.")
   return [*(Text(text, "warning") for text in result), *map(Text, hints)]
 
@@ -120,44 +123,42 @@ def unfair(view):
 def appendix(view):
   commands = [str(run.start["command"]) for run in view.runs if run.start.get("command")]
   run = view.baseline
-  return [*[Text("The commands:"), Text("\n".join(commands), "code")] * bool(commands),
-          Text(f"The configuration of {run.label}:"), Text(json.dumps(run.config, indent=1), "code")]
+  blocks = [Text("The commands:"), Text("\n".join(commands), "code")] if commands else []
+  return [*blocks, Text(f"The configuration of {run.label}:"), Text(json.dumps(run.config, indent=1), "code")]
 
 
 def runs_table(view):
   unit = time_unit(view)
-  columns = [Column("parameters", "parameters", "{:,.0f}"), Column("FLOPs per token", "flops", "{:.3g}"),
-             Column("step", "step", "{:.0f}"), Column("tokens", "tokens", "{:,.0f}"), Column(unit, unit, "{:.3g}"),
-             DEVICE, Column("commit", "commit"), Column("versions", "versions")]
-  return [table_of_facts("runs", view, columns)], []
+  columns = [PARAMETERS, Column("FLOPs per token", "flops", "{:.3g}"),
+             Column("step", "step", "{:.0f}"), TOKENS, Column(unit, unit, "{:.3g}"), DEVICE,
+             Column("commit", "commit"), Column("versions", "versions")]
+  return [view.table("runs", facts(view), columns)], []
 
 
 RUNS = Section("runs", "Runs", (), "", runs_table)
-SECTIONS = (RUNS, SETTINGS, CURVES, LENGTHS, ACCURACIES, CONTEXTS, TASKS, PASSKEY, DIAGNOSTICS, LEARNED, SPEED,
-            STABILITY)
-MEASURES = {"windows": LENGTHS, "suffix": CONTEXTS}  # the section that a sweep's results are of, by their mode
-
-
-def of_sweep(number, result, view):
-  *found, said = section_sweep.texts(result)
-  lost = "\n".join(f"{entry['name']} {entry['state']}: {entry['why']}" for entry in result["runs"] if entry["why"])
-  blocks = [tables.of_texts(f"sweep_{number}_{part}", table.head, table.rows) for part, table in enumerate(found, 1)]
-  blocks += [Text(said), *[Text(lost, "code")] * bool(lost), Text(f"Made by {result['command']}")]
-  return blocks, [functools.partial(section_sweep.draw, result)]
+SECTIONS = (RUNS, SETTINGS, CURVES, LENGTHS, ACCURACIES, CONTEXTS, TASKS, PASSKEY, DIAGNOSTICS,
+            LEARNED, SPEED, STABILITY)
+MEASURES = {"windows": LENGTHS, "suffix": CONTEXTS}  # what a sweep's results are of, by their mode
 
 
 def sweep_section(number, result):
-  title = f"Sweep {result['name']}" + f", size {result['size']}" * bool(result["size"])
-  return Section(f"sweep_{number}", title, (), "", functools.partial(of_sweep, number, result), title + ".")
+  *found, said = section_sweep.texts(result)
+  lost = ["{name} {state}: {why}".format(**entry) for entry in result["runs"] if entry["why"]]
+  blocks = [tables.of_texts(f"sweep_{number}_{part}", table.head, table.rows) for part, table in enumerate(found, 1)]
+  blocks += [Text(said), *[Text("\n".join(lost), "code")] * bool(lost), Text(f"Made by {result['command']}")]
+  content = blocks, [partial(section_sweep.draw, result)]
+  title = f"Sweep {result['name']}" + (f", size {result['size']}" if result["size"] else "")
+  return Section(f"sweep_{number}", title, (), "", lambda view: content, title + ".")
 
 
-# ------------------------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 def newest_time(view):
   times = [row["time"] for run in view.runs for row in [run.start, *run.lines, *run.evaluations]
            if metrics.finite(row.get("time")) is not None]
-  known = times and 0 <= max(times) < 1e11
-  return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(times))) if known else "unknown"
+  if not times or not 0 <= max(times) < 1e11:
+    return "unknown"
+  return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(times)))
 
 
 def in_markdown(block):
@@ -166,7 +167,9 @@ def in_markdown(block):
   if block.kind == "code":
     return "\n".join("    " + line for line in block.text.split("\n"))
   text = tables.escaped(block.text)
-  return f"> **Warning:** {text}" if block.kind == "warning" else re.sub(r"^(\d*)([-+#.)])", r"\1\\\2", text)
+  if block.kind == "warning":
+    return f"> **Warning:** {text}"
+  return re.sub(r"^(\d*)([-+#.)])", r"\1\\\2", text)
 
 
 class Page:
@@ -182,10 +185,13 @@ class Page:
         block.write(self.args.csv, self.args.latex)
     if panels:
       picture = f"{os.path.splitext(self.args.out)[0]}_{name}.png"
-      made = sections.figure(self.view, panels) if name in {section.name for section in SECTIONS} else (
-          drawing.picture(panels))
+      if name in {section.name for section in SECTIONS}:
+        made = sections.figure(self.view, panels)
+      else:
+        made = drawing.picture(panels)
       made.savefig(picture, dpi=100, metadata={"Software": None})
-      self.parts.append(f"![{tables.escaped(caption)}]({os.path.basename(picture).replace(' ', '%20')})")
+      target = os.path.basename(picture).replace(" ", "%20")
+      self.parts.append(f"![{tables.escaped(caption)}]({target})")
 
   def write(self):
     text = "\n\n".join(self.parts) + "\n"
@@ -197,21 +203,17 @@ class Page:
       file.write(text)
 
 
-def content_of(section, view):
-  try:
-    return section.content(view)
-  except UserError as error:  # no length in common
-    return [Text(str(error))], []
-
-
 def write(args, view, swept):
   page, missing = Page(args, view), []
   runs = f"{len(view.runs)} run{'s' * (len(view.runs) > 1)}"
   page.parts = [f"# {tables.escaped(args.title)}", f"{runs}, newest line of {newest_time(view)}"]
   page.add("Summary", [*unfair(view), summary(view), *[Text(CAPTION)] * (len(view.runs) > 1)])
   of_sweeps = [MEASURES[result["mode"]] for result in swept]
-  for section in [*SECTIONS, *(sweep_section(number, result) for number, result in enumerate(swept, 1))]:
-    blocks, panels = content_of(section, view)
+  for section in [*SECTIONS, *map(sweep_section, itertools.count(1), swept)]:
+    try:
+      blocks, panels = section.content(view)
+    except UserError as error:  # no length in common
+      blocks, panels = [Text(str(error))], []
     if blocks or panels:
       page.add(section.title, blocks, panels, section.name, section.caption)
     elif section.needs and section not in of_sweeps:
@@ -240,7 +242,8 @@ def main():
     try:
       import markdown  # noqa: F401
     except ImportError:
-      raise UserError(f"--out {args.out}: {sys.executable} has no module markdown; name a .md, or pip install markdown")
+      raise UserError(f"--out {args.out}: {sys.executable} has no module markdown; name a .md, or "
+                      "pip install markdown")
   swept = [results.read(path) for path in args.sweep]
   runs = sections.read_runs(args.runs, *(section for section in SECTIONS if section.needs))
   view = View(runs, args.baseline)

@@ -1,5 +1,5 @@
-"""Sections, the parts in which scripts show runs: report.py shows all of them, plot.py, diagnose.py and passkey.py
-some. A section is a function of a View that returns its tables and the panels of its picture."""
+"""Sections, the parts in which scripts show runs: report.py shows all, other scripts some. A section
+is a function of a View that returns its tables and the panels of its picture."""
 from __future__ import annotations
 import collections
 import contextlib
@@ -17,7 +17,7 @@ class Section(NamedTuple):
   title: str
   types: tuple[str, ...]  # of the lines that it shows
   needs: str  # the command that makes them
-  content: Callable  # (view): (Texts and Frames, functions that draw on given axes); none if there are no lines
+  content: Callable  # (view): (Texts and Frames, functions that draw on axes); none without lines
   caption: str = ""
 
 
@@ -34,17 +34,34 @@ def newest(rows, by: list[str]):
 
 
 class View:
-  """The runs that are shown, as variants, with the run that differences are to. unit: of losses. length: of
-  diagnostics; None: the trained one.
+  """The runs that are shown, as variants, with the run that differences are to. unit: of losses.
+  length: of diagnostics; None: the trained one.
 
-  training, evaluations: DataFrames as those of load(), of all runs, in the order of the variants, with columns
-  `run` (its number in runs), `variant` (a label) and `seed`. An evaluation is the run's whose weights it is of: one
-  under another name (--set name=OTHER) joins it, if both are given. left_out: {run: {"of ...": how many}}."""
+  training, evaluations: DataFrames as load()'s, of all runs by variant, with columns `run` (its
+  number in runs), `variant` (a label) and `seed`. left_out: {run: {"of ...": how many}}."""
 
   def __init__(self, runs, baseline=None, unit="nats", length=None):
     self.unit, self.length = unit, length
-    trained = {name: run for run in runs for name in run.names}
     self.left_out = {run: collections.Counter(run.left_out) for run in runs}
+    rows = self.by_owner(runs)
+    runs = [run for run in runs if run.lines or rows[run] or run.learned] or runs
+    self.variants = variants.of(runs)
+    self.baseline = variants.baseline(runs, baseline)
+    self.runs, self.marks, self.looks, self.titles, self.seeds = [], {}, {}, {}, {}
+    for variant in self.variants:
+      label = variant.label
+      self.looks[label] = {**variant.look, "label": drawing.in_text(label)}
+      self.titles[label], self.seeds[label] = variant.title, len(variant.runs)
+      for run in variant.runs:
+        self.marks[run] = {"run": len(self.runs), "variant": label, "seed": run.seed()}
+        self.runs.append(run)
+    self.base = self.marks[self.baseline]["variant"]
+    known = ("type", "step", "series", "mode", "length", "id", "loss", "run", "variant", "seed")
+    self.evaluations = self.frame(self.marked(rows), known)
+
+  def by_owner(self, runs):
+    """{run: the evaluations of its weights, also those in a given run of another name}."""
+    trained = {name: run for run in runs for name in run.names}
     rows = {run: [] for run in runs}
     for run in runs:
       for row in [*run.evaluations, *run.foreign]:
@@ -54,20 +71,10 @@ class View:
           rows[owner].append({**row, "samples": run.samples(row)})
         else:
           self.left_out[run][f"of the weights of {name}"] += 1
-    runs = [run for run in runs if run.lines or rows[run] or run.learned] or runs
-    self.variants = variants.of(runs)
-    self.baseline = variants.baseline(runs, baseline)
-    self.runs = [run for variant in self.variants for run in variant.runs]
-    self.looks = {variant.label: {**variant.look, "label": drawing.in_text(variant.label)}
-                  for variant in self.variants}
-    self.base = next(variant.label for variant in self.variants if self.baseline in variant.runs)
-    self.titles = {variant.label: variant.title for variant in self.variants}
-    self.seeds = {variant.label: len(variant.runs) for variant in self.variants}
-    self.marks = {run: {"run": number, "variant": variant.label, "seed": run.seed()} for number, (variant, run) in
-                  enumerate((variant, run) for variant in self.variants for run in variant.runs)}
-    found = [{**row, **self.marks[run]} for run in self.runs for row in rows[run]]
-    known = ("type", "step", "series", "mode", "length", "id", "loss", "run", "variant", "seed")
-    self.evaluations = self.frame(found, known)
+    return rows
+
+  def marked(self, rows):
+    return [{**row, **self.marks[run]} for run in self.runs for row in rows[run]]
 
   def pairs(self, variant):
     """The seeds that a variant and the baseline's share."""
@@ -76,20 +83,24 @@ class View:
 
   def frame(self, rows, columns):
     """A DataFrame that has these columns in any case."""
-    found = metrics.load_pandas().DataFrame(rows)
+    found = tables.frame(rows)
     return found.reindex(columns=dict.fromkeys([*found, *columns]))
+
+  def table(self, name, rows, columns, keys=(), head="run"):
+    return tables.of_groups(name, rows, columns, keys, head, self.seeds)
 
   def of_type(self, *types):
     found = self.evaluations[self.evaluations["type"].isin(types)]
-    return found.astype({key: int for key in metrics.INTEGERS if key in found and found[key].notna().all()})
+    whole = [key for key in metrics.INTEGERS if key in found and found[key].notna().all()]
+    return found.astype(dict.fromkeys(whole, int))
 
   @functools.cached_property
   def training(self):
     """The "train" lines, with `minutes` and `hours` of training until then."""
-    found = self.frame([{**row, **self.marks[run]} for run in self.runs for row in run.lines
-                        if row["type"] == "train"], ("step", "run", "variant", "seed"))
-    for key in ("loss", "tokens", "ms", "tokens_per_s", "mfu", "grad_norm", "lr"):
-      found[key] = found[key].astype(float) if key in found else float("nan")
+    rows = {run: [row for row in run.lines if row["type"] == "train"] for run in self.runs}
+    numbers = ("loss", "tokens", "ms", "tokens_per_s", "mfu", "grad_norm", "lr")
+    found = self.frame(self.marked(rows), ("step", "run", "variant", "seed", *numbers))
+    found = found.astype(dict.fromkeys(numbers, float))
     found["minutes"] = found["ms"].fillna(0).groupby(found["run"]).cumsum() / 6e4
     found["hours"] = found["minutes"] / 60
     return found
@@ -104,20 +115,26 @@ class View:
   def series(self, mode):
     """[(the losses of a series)]: the one that most runs have first."""
     rows = self.losses[self.losses["mode"] == mode]
-    return [rows[rows["series"] == series].sort_values("run", kind="stable") for series in rows["series"].unique()]
+    return [of_one.sort_values("run", kind="stable") for _, of_one in rows.groupby("series", sort=False)]
 
   def contexts(self):
     return sorted({run.context() for run in self.runs if run.context()})
 
+  def trained(self, rows):
+    """The trained length of each row's run."""
+    return rows["run"].map(lambda number: self.runs[number].context())
+
   def notes(self):
     """How many evaluations of each run are left out, and what they are of."""
-    found = {run: [f"{number} {why}" for why, number in left.items()] for run, left in self.left_out.items() if left}
-    total = lambda run: sum(self.left_out[run].values())
-    return [Text(f"{run.label}: {total(run)} evaluation{'s' * (total(run) > 1)} left out: {', '.join(what)}")
-            for run, what in found.items()]
+    found = []
+    for run, left in self.left_out.items():
+      total, what = sum(left.values()), ", ".join(f"{number} {why}" for why, number in left.items())
+      if left:
+        found.append(Text(f"{run.label}: {total} evaluation{'s' * (total > 1)} left out: {what}"))
+    return found
 
 
-# ------------------------------------------------------------------------------------- scripts that show some sections
+# ----------------------------------------------------------------- scripts that show some sections
 
 def add_arguments(parser, picture: str = "") -> None:
   parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder with metrics.jsonl")
@@ -129,17 +146,19 @@ def add_arguments(parser, picture: str = "") -> None:
 
 
 def add_baseline(parser) -> None:
-  parser.add_argument("--baseline", metavar="RUN",
-                      help="the one of these runs that differences are to [the first; of a sweep, its first]")
+  parser.add_argument("--baseline", metavar="RUN", help="the one of these runs that differences are "
+                      "to [the first; of a sweep, its first]")
 
 
 def read_runs(folders: list[str], *sections: Section) -> list[metrics.Run]:
   """The runs, of which each must have lines of one of the sections."""
-  runs, types = metrics.read_runs(folders), {kind for section in sections for kind in section.types}
+  first, runs = sections[0], metrics.read_runs(folders)
+  types = {kind for section in sections for kind in section.types}
   for run in runs:
-    if not any(row["type"] in types for row in [*run.lines, *run.evaluations, *run.foreign]):
-      raise UserError(f"{metrics.metrics_file(run.folder)} holds no {sections[0].name} yet; run "
-                      + sections[0].needs.replace("RUN", shlex.quote(run.folder)))
+    rows = [*run.lines, *run.evaluations, *run.foreign]
+    if not any(row["type"] in types for row in rows):
+      command = first.needs.replace("RUN", shlex.quote(run.folder))
+      raise UserError(f"{metrics.metrics_file(run.folder)} holds no {first.name} yet; run {command}")
   return runs
 
 
@@ -161,8 +180,8 @@ def in_markdown(block, shown=tables.in_cell) -> str:
 
 def figure(view, panels, below=None):
   """below: the panel that has the legend, if it is not the first."""
-  drawn = drawing.picture(panels, below)
-  if (most := max(len(variant.runs) for variant in view.variants)) > 1:
+  drawn, most = drawing.picture(panels, below), max(view.seeds.values())
+  if most > 1:
     drawn.supxlabel(f"Mean and range over up to {most} seeds", fontsize=9, color="#666666", x=0.01, ha="left")
   return drawn
 
@@ -170,20 +189,22 @@ def figure(view, panels, below=None):
 def show(view, args, sections, picture, draw):
   """Prints the sections' tables, and saves the picture that draw(their panels, by name) returns."""
   path = args.out or view.runs[0].folder
-  path = drawing.picture_path("--out", os.path.join(path, picture) if os.path.isdir(path) else path)
-  found = {section.name: section.content(view) for section in sections}
-  blocks = [block for shown, _ in found.values() for block in shown]
+  path = os.path.join(path, picture) if os.path.isdir(path) else path
+  path = drawing.picture_path("--out", path)
+  blocks, panels = [], {}
+  for section in sections:
+    shown, panels[section.name] = section.content(view)
+    blocks += shown
   print("\n\n".join(map(in_markdown, blocks)))
   with table_folders(args):
     for block in blocks:
       if isinstance(block, tables.Frame):
         block.write(args.csv, args.latex)
-  draw({name: panels for name, (_, panels) in found.items()}).savefig(path, dpi=drawing.DPI)
+  draw(panels).savefig(path, dpi=drawing.DPI)
   print(f"\npicture: {path}")
 
 
 def show_one(section, args, *more, **options):
   """more: sections of which the tables are printed too."""
   view = View(read_runs(args.runs, section), **options)
-  show(view, args, [section, *more], section.name + ".png",
-       lambda panels: figure(view, panels[section.name]))
+  show(view, args, [section, *more], section.name + ".png", lambda panels: figure(view, panels[section.name]))

@@ -1,4 +1,4 @@
-"""Tables: Markdown of rows, for every script that prints one; and tables of runs, also as CSV and LaTeX."""
+"""Tables: Markdown of rows, for every script that prints one; of runs, also as CSV and LaTeX."""
 from __future__ import annotations
 import html
 import os
@@ -20,8 +20,8 @@ def escaped(text: str) -> str:
 
 
 def in_latex(text: str) -> str:
-  special = {**{character: "\\" + character for character in "&%$#_{}"}, "\\": r"\textbackslash{}",
-             "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", "±": r"$\pm$"}
+  special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+             "<": "$<$", "±": r"$\pm$", **{character: "\\" + character for character in "&%$#_{}"}}
   return " ".join(text.splitlines()).translate(str.maketrans(special))
 
 
@@ -39,17 +39,22 @@ def markdown(head: list, rows: list[list], shown: Callable[[str], str] = in_cell
 
 def latex(head: list, rows: list[list]) -> str:
   line = lambda cells: " & ".join(in_latex(str(cell)) for cell in cells) + r" \\"
-  body = [line(head), r"\hline", *map(line, rows)]
-  return "\n".join([rf"\begin{{tabular}}{{{'l' + 'r' * (len(head) - 1)}}}", *body, r"\end{tabular}", ""])
+  begin = r"\begin{tabular}{l%s}" % ("r" * (len(head) - 1))
+  return "\n".join([begin, line(head), r"\hline", *map(line, rows), r"\end{tabular}", ""])
 
 
 def of_columns(items: Iterable, columns: dict[str, str | Callable]) -> Table:
-  """A row for each item. columns: {title: the function that makes its cell, or the format of its fields}."""
+  """A row for each item. columns: {title: the function, or the format of fields, for its cell}."""
   cell = lambda item, text: text.format(**item) if isinstance(text, str) else text(item)
   return markdown([*columns], [[cell(item, text) for text in columns.values()] for item in items])
 
 
-# -------------------------------------------------------------------------------------------------------- of runs
+# ---------------------------------------------------------------------------------------- of runs
+
+def frame(rows, columns: list[str] | None = None):
+  return metrics.load_pandas().DataFrame(rows, columns=columns)
+
+
 
 class Column(NamedTuple):
   title: str
@@ -59,7 +64,7 @@ class Column(NamedTuple):
 
 
 class Frame(NamedTuple):
-  """A table of a section: its texts, and the same as numbers, where means have a column "TITLE ±" beside them."""
+  """A table of a section: its texts, and as numbers, where means have a column "TITLE ±"."""
   name: str
   texts: object  # DataFrames
   numbers: object
@@ -77,37 +82,36 @@ class Frame(NamedTuple):
 
 
 def of_texts(name: str, head: list[str], rows: list[list]) -> Frame:
-  frame = metrics.load_pandas().DataFrame(rows, columns=head)
-  return Frame(name, frame, frame)
+  texts = frame(rows, head)
+  return Frame(name, texts, texts)
 
 
-def of_groups(name: str, rows, by: list[str], columns: list[Column], head: list[str] = (),
+def of_groups(name: str, rows, columns: list[Column], keys: list[str] = (), head: str = "run",
               seeds: dict[str, int] = {}) -> Frame:
-  """A line for each group of the rows, which are a DataFrame, by these of its columns, which head names. A cell has
-  the mean of the column's value over the group, or the texts that differ; a column without values is left out. seeds:
-  {a variant, the first of `by`: its runs}, of which some may have no row."""
-  pandas = metrics.load_pandas()
-  groups = [(key if by[1:] else (key,), group)
-            for key, group in rows.groupby(by if by[1:] else by[0], sort=False, dropna=False)]
-  texts = {title: [] for title in head or by}
-  for key, _ in groups:
-    for title, value in zip(texts, key):  # pandas makes floats of columns that lack some
-      texts[title].append(int(value) if isinstance(value, float) and value.is_integer() else
-                          "-" if value != value else value)
-  frames = {"texts": texts, "numbers": dict(texts)}
+  """A line for each variant, which head names, and value of these keys of the rows, a DataFrame. A
+  cell has the mean over these rows, or the texts that differ; a column without values is left out.
+  seeds: {variant: its runs}, of which some may have no row."""
+  by = ["variant", *keys] if keys else "variant"
+  groups = dict(list(rows.groupby(by, sort=False, dropna=False)))
+  texts = {title: [] for title in [head, *keys]}
+  for key in groups:
+    for title, value in zip(texts, key if keys else [key]):
+      if isinstance(value, float) and value.is_integer():
+        value = int(value)  # pandas makes floats of columns that lack some
+      texts[title].append("-" if value != value else value)
+  numbers = dict(texts)
+  expected = [max(len(group), seeds.get(variant, 0)) for variant, group in zip(texts[head], groups.values())]
   for title, key, digits, share in columns:
     if key not in rows or rows[key].isna().all():
       continue
-    found = [group[key].dropna().tolist() for _, group in groups]
+    found = [group[key].dropna().tolist() for group in groups.values()]
     if isinstance(next(filter(None, found))[0], str):
-      made = [", ".join(dict.fromkeys(values)) or "-" for values in found]
-      frames["texts"][title] = frames["numbers"][title] = made
+      texts[title] = numbers[title] = [", ".join(dict.fromkeys(values)) or "-" for values in found]
       continue
     share = share or "%" in digits
-    made = [variants.mean_text(values, digits, max(len(group), seeds.get(key[0], 0)), exact=True, share=share)
-            for values, (key, group) in zip(found, groups)]
-    frames["texts"][title] = made
-    frames["numbers"][title] = [sum(values) / len(values) if values else None for values in found]
+    texts[title] = [variants.mean_text(values, digits, count, exact=True, share=share)
+                    for values, count in zip(found, expected)]
+    numbers[title] = [sum(values) / len(values) if values else None for values in found]
     if any(len(values) > 1 for values in found):
-      frames["numbers"][f"{title} ±"] = [metrics.half_width(values) if values else None for values in found]
-  return Frame(name, *(pandas.DataFrame(frames[kind]) for kind in ("texts", "numbers")))
+      numbers[f"{title} ±"] = [metrics.half_width(values) if values else None for values in found]
+  return Frame(name, frame(texts), frame(numbers))
