@@ -1,4 +1,4 @@
-"""Pictures: matplotlib as all scripts set it up, lines of variants, an axis of lengths, and panels in a grid."""
+"""Pictures: matplotlib set up, lines of variants, an axis of lengths, and panels in a grid."""
 from __future__ import annotations
 import contextlib
 import math
@@ -9,8 +9,8 @@ import textwrap
 
 from lib.common import UserError, check_output, stop
 
-WITHOUT_MATPLOTLIB = (f"{sys.executable} has no matplotlib; {sys.executable} -m pip install matplotlib, or use "
-                      "/usr/bin/python3, for which scripts/install_deps.sh installs it")
+WITHOUT_MATPLOTLIB = (f"{sys.executable} has no matplotlib; {sys.executable} -m pip install "
+                      "matplotlib, or use /usr/bin/python3, for which scripts/install_deps.sh installs it")
 DPI = 150
 
 
@@ -21,19 +21,21 @@ def load_pyplot():
     from matplotlib import pyplot
   except ImportError:
     stop(f"no picture: {WITHOUT_MATPLOTLIB}")
-  pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-                          "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
-                          "axes.axisbelow": True, "legend.frameon": False})
+  pyplot.rcParams.update({
+      "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+      "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": "#e4e4e4",
+      "axes.axisbelow": True, "legend.frameon": False})
   return pyplot
 
 
 def picture_path(flag: str, path: str) -> str:
-  """The path, with .png if it has no ending. A UserError, before any work, if no picture can be written there."""
+  """The path, with .png if it has no ending. A UserError if no picture can be written there."""
   path += "" if os.path.splitext(path)[1] else ".png"
   check_output(flag, path)
   with contextlib.suppress(ImportError):
     from matplotlib.backend_bases import FigureCanvasBase
-    ending, known = os.path.splitext(path)[1][1:].lower(), sorted(FigureCanvasBase.filetypes)
+    ending = os.path.splitext(path)[1][1:].lower()
+    known = sorted(FigureCanvasBase.filetypes)
     if ending not in known:
       raise UserError(f"{flag} {path}: no picture is called .{ending}; use one of {', '.join(known)}")
   return path
@@ -48,8 +50,9 @@ class Wrapper(textwrap.TextWrapper):
 
 
 def in_text(label: str, columns: int = 60) -> str:
-  """A text that a user chose, as a picture may show it: matplotlib reads what is between two $ as a formula, and leaves
-  labels that begin with _ out of its legends. Long lines are wrapped, and of many the middle is left out."""
+  """A text that a user chose, as a picture may show it: matplotlib reads what is between two $ as a
+  formula, and leaves labels that begin with _ out of its legends. Long lines are wrapped, and of many
+  the middle is left out."""
   lines = [part for line in label.split("\n") for part in Wrapper(columns).wrap(line) or [""]]
   if len(lines) > 6:
     lines[3:-2] = ["..."]
@@ -64,10 +67,9 @@ def legend(axes, **options):
       text.set_text(text.get_text()[1:])
 
 
-def note(axes, text, y=0.5):
+def note(axes, text):
   """In place of lines."""
-  axes.text(0.5, y, text, ha="center", va="center" if y == 0.5 else "bottom", transform=axes.transAxes, color="#888888",
-            fontsize=None if y == 0.5 else 8.5)
+  axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="#888888")
 
 
 def over_seeds(rows, x, y):
@@ -77,7 +79,7 @@ def over_seeds(rows, x, y):
 
 
 def mean_line(axes, rows, x, y, look, at=None, **how) -> bool:
-  """The mean of a variant's runs, and their range, by x; drawn at the mean of the column `at`. Whether there is any."""
+  """The mean and range of a variant's runs by x, drawn at the mean of `at`. Whether there is any."""
   points = over_seeds(rows, x, y)
   if len(points):
     places = rows.groupby(x)[at].mean().loc[points.index] if at and at != x else points.index
@@ -99,10 +101,11 @@ def apart(lengths: list[int], number: int, count: int) -> list[float]:
 
 
 def legible(places: list[float], width: float) -> list[float]:
-  """Those whose tick labels, of a width as a share of the axis, do not overlap; of lengths, powers of two first."""
+  """Those whose tick labels, of this share of the axis, do not overlap; powers of two first."""
   kept, room = [], width * (max(places) - min(places))
   for place in sorted(places, key=lambda place: place % 1 > 0):
-    kept += [place] * all(abs(place - other) >= room for other in kept)
+    if all(abs(place - other) >= room for other in kept):
+      kept.append(place)
   return sorted(kept)
 
 
@@ -125,9 +128,8 @@ def whole_numbers(*sides):
 
 
 def heat_map(axes, values, most, label=""):
-  """values: rows of shares, None for none. With a label, a bar tells what the colours are."""
-  image = axes.imshow([[math.nan if value is None else value for value in row] for row in values], vmin=0, vmax=most,
-                      cmap="Blues", aspect="auto")
+  """values: rows of shares, NaN for none. With a label, a bar tells what the colours are."""
+  image = axes.imshow(values, vmin=0, vmax=most, cmap="Blues", aspect="auto")
   axes.grid(False)
   axes.set_facecolor("#c8c8c8")  # cells that were not measured
   if label:
@@ -136,52 +138,54 @@ def heat_map(axes, values, most, label=""):
 
 def legend_below(axes):
   """Below, because "best" does not see error bars; the figure grows with it."""
-  if labels := axes.get_legend_handles_labels()[1]:
-    longest = max(len(line) for label in labels for line in label.split("\n"))
-    columns = min(3 if longest < 20 else 2 if longest < 45 else 1, len(labels))
-    ticks = axes.xaxis.get_tightbbox(axes.figure.canvas.get_renderer())
-    below = axes.bbox.y0 - ticks.y0  # ticks and label, in pixels
-    legend(axes, loc="upper center", bbox_to_anchor=(0.5, 0), ncol=columns,
-           borderaxespad=below * 7.2 / axes.figure.dpi + 0.7)
-    lines = -(-len(labels) // columns) * max(label.count("\n") + 1 for label in labels)
-    width, height = axes.figure.get_size_inches()
-    axes.figure.set_size_inches(width, height + 0.2 * max(0, lines - 2))
+  figure, labels = axes.figure, axes.get_legend_handles_labels()[1]
+  if not labels:
+    return
+  longest = max(len(line) for label in labels for line in label.split("\n"))
+  columns = min(3 if longest < 20 else 2 if longest < 45 else 1, len(labels))
+  ticks = axes.xaxis.get_tightbbox(figure.canvas.get_renderer())
+  below = axes.bbox.y0 - ticks.y0  # ticks and label, in pixels
+  legend(axes, loc="upper center", bbox_to_anchor=(0.5, 0), ncol=columns, borderaxespad=below * 7.2 / figure.dpi + 0.7)
+  lines = math.ceil(len(labels) / columns) * max(label.count("\n") + 1 for label in labels)
+  width, height = figure.get_size_inches()
+  figure.set_size_inches(width, height + 0.2 * max(0, lines - 2))
 
 
 NAMED = 6  # lines that a legend tells apart
 
 
 def name_ends(axes):
-  """Writes the name of each line at its end, from top to bottom as the lines are, without overlaps."""
-  handles, labels = axes.get_legend_handles_labels()
-  lines = [handle[0] if isinstance(handle, tuple) else handle for handle in handles]
-  of_line = {label: line.get_xydata()[-1] for line, label in zip(lines, labels) if len(line.get_xydata())}
-  to_axes = lambda point: axes.transAxes.inverted().transform(axes.transData.transform(point))[1]
-  order = sorted(of_line, key=lambda label: to_axes(of_line[label]))
+  """Writes the name of each line at its end, without overlaps."""
+  ends = []  # (height on the axes, point, colour, label)
+  for handle, label in zip(*axes.get_legend_handles_labels()):
+    line = handle[0] if isinstance(handle, tuple) else handle
+    for point in line.get_xydata()[-1:]:
+      _, y = axes.transAxes.inverted().transform(axes.transData.transform(point))
+      ends.append((y, point, line.get_color(), label.strip().replace("\n", " ")))
+  ends.sort(key=lambda end: end[0])
   height = 72 * axes.get_position().height * axes.figure.get_figheight()  # in points
-  room = min(11 / height, 1.04 / len(order))
-  places = [min(max(to_axes(of_line[label]), 0), 1) for label in order]
+  room = min(11 / height, 1.04 / len(ends))
+  places = [min(max(y, 0), 1) for y, *_ in ends]
   for number in range(1, len(places)):
     places[number] = max(places[number], places[number - 1] + room)
-  over = max(0, places[-1] - 1.02)
+  above = 1.02
   for number in reversed(range(len(places))):  # back from the top
-    above = places[number + 1] - room if number + 1 < len(places) else 1.02
-    places[number] = min(places[number], above) if over else places[number]
-  for label, place in zip(order, places):
-    colour = next(line.get_color() for line, other in zip(lines, labels) if other == label)
-    short = label.strip().replace("\n", " ")
-    axes.annotate(short if len(short) <= 40 else short[:37] + "...", of_line[label], (1.03, place), color=colour,
-                  textcoords=axes.transAxes, va="center", fontsize=8, annotation_clip=False,
-                  arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5)})
+    places[number] = min(places[number], above)
+    above = places[number] - room
+  for place, (_, point, colour, label) in zip(places, ends):
+    arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "relpos": (0, 0.5)}
+    axes.annotate(label if len(label) <= 40 else label[:37] + "...", point, (1.03, place),
+                  color=colour, textcoords=axes.transAxes, va="center", fontsize=8,
+                  annotation_clip=False, arrowprops=arrow)
 
 
 def picture(panels, below=None):
-  """The figure. panels: functions that draw on given axes. Of up to NAMED lines the first panel, or `below`, has a
-  legend; more are named at their ends in every panel."""
+  """panels: functions that draw on given axes. Of up to NAMED lines the first panel, or `below`, has
+  a legend; more are named at their ends in every panel."""
   pyplot = load_pyplot()
   columns = min(3, len(panels))
-  rows = -(-len(panels) // columns)
-  size = {1: 7, 2: 11}.get(columns, 5 * columns), 4.2 * rows
+  rows = math.ceil(len(panels) / columns)
+  size = {1: 7, 2: 11, 3: 15}[columns], 4.2 * rows
   figure, grid = pyplot.subplots(rows, columns, figsize=size, constrained_layout=True, squeeze=False)
   most = 0
   for axes, draw in zip(grid.flat, panels):
