@@ -3,8 +3,9 @@
 
     python3 scripts/diagnose.py runs/a runs/b [--out FILE.png] [--length 1024] [--csv DIR]
 
-docs/evaluating.md says what the numbers are. All are of the last step with diagnostics, at the trained length or the
-shortest that all runs have (--length: another). Without --out the picture is RUN/diagnostics.png of the first run.
+docs/evaluating.md says what the numbers are. All are of the last step with diagnostics, at the
+trained length or the shortest that all runs have (--length: another). Without --out the picture is
+RUN/diagnostics.png of the first run.
 """
 import argparse
 

@@ -4,11 +4,13 @@
     python3 scripts/maps.py runs/NAME --text "It was the best of times" [--out FILE.png]
     python3 scripts/maps.py runs/NAME --shard data/shards/X.bin --at 1000 --tokens 64
 
-Row i of a map is what token i attends to, from the file that the checkpoint carries for transformers; the scale is the
-square root of the weights. RUN is a run, of which the newest checkpoint is taken, or a folder step_N. Marked are sinks
-(keys with more than 30% of the weight of the rows that see them, the first one if it is) and, where the checkpoint
-knows the token between documents, where documents begin. Of lssar there are two maps for each head: before and after
-sharpening. Without --out the picture is RUN/maps.png. Needs PyTorch, transformers and matplotlib in one Python.
+Row i of a map is what token i attends to, from the file that the checkpoint carries for
+transformers; the scale is the square root of the weights. RUN is a run, of which the newest
+checkpoint is taken, or a folder step_N. Marked are sinks (keys with more than 30% of the weight of
+the rows that see them, the first one if it is) and, where the checkpoint knows the token between
+documents, where documents begin. Of lssar there are two maps for each head: before and after
+sharpening. Without --out the picture is RUN/maps.png. Needs PyTorch, transformers and matplotlib in
+one Python.
 """
 import argparse
 import glob
@@ -27,29 +29,29 @@ def checkpoint_of(folder):
     return folder
   steps = sorted(glob.glob(os.path.join(glob.escape(folder), "step_*", "model.safetensors")))
   if not steps:
-    raise UserError("%s is neither a checkpoint nor a run that has one; train it, or name its folder step_N" % folder)
+    raise UserError(f"{folder} is neither a checkpoint nor a run that has one; train it, or name its folder step_N")
   return os.path.dirname(steps[-1])
 
 
 def tokens_of(args, folder):
   """(tokens, the text of each, or None)"""
-  config = read_json(os.path.join(folder, "config.json"))
+  vocab = read_json(os.path.join(folder, "config.json"))["vocab_size"]
   if args.shard:
     found = list(shards.tokens(args.shard)[args.at:args.at + args.tokens])
-    texts = [chr(token) for token in found] if config["vocab_size"] == 256 else None
+    texts = [*map(chr, found)] if vocab == 256 else None
   elif os.path.exists(os.path.join(folder, "tokenizer_config.json")):
     from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder)
     found = tokenizer(args.text)["input_ids"]
     texts = [tokenizer.decode([token]) for token in found]
-  elif config["vocab_size"] == 256:
+  elif vocab == 256:
     found = list(args.text.encode())
-    texts = [chr(token) for token in found]
+    texts = [*map(chr, found)]
   else:
-    raise UserError("%s has no tokenizer; take tokens from a shard: --shard FILE --at N --tokens T" % folder)
-  if len(found) < 2 or max(found) >= config["vocab_size"]:
-    raise UserError("the tokens to look at are %d, of a vocabulary of %d; 2 or more of this vocabulary are needed" % (
-        len(found), config["vocab_size"]))
+    raise UserError(f"{folder} has no tokenizer; take tokens from a shard: --shard FILE --at N --tokens T")
+  if len(found) < 2 or max(found) >= vocab:
+    raise UserError(f"the tokens to look at are {len(found)}, of a vocabulary of {vocab}; 2 or more "
+                    "of this vocabulary are needed")
   return found, texts
 
 
@@ -58,8 +60,8 @@ def maps_of(folder, tokens):
   import torch
   import transformers
   # eager: transformers' own GPT-2 has no weights otherwise
-  model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True,
-                                                            attn_implementation="eager").float().eval()
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+      folder, trust_remote_code=True, attn_implementation="eager").float().eval()
   module, before = sys.modules[type(model).__module__], {}
   if hasattr(module, "sharpened"):
     sharpen = module.sharpened
@@ -73,9 +75,11 @@ def maps_of(folder, tokens):
     found = model(torch.tensor([tokens]), output_attentions=True).attentions
   maps = {}
   for layer, P in enumerate(found, 1):
+    name = f"layer {layer}"
     if id(P) in before:
-      maps["layer %d, before sharpening" % layer] = before[id(P)][0][0].numpy()
-    maps["layer %d" % layer + ", sharpened" * (id(P) in before)] = P[0].numpy()
+      maps[f"{name}, before sharpening"] = before[id(P)][0][0].numpy()
+      name += ", sharpened"
+    maps[name] = P[0].numpy()
   about = getattr(model.config, "plusgpt", None) or {}
   separator = about.get("data", {}).get("separator", -1)
   if separator in (-1, None):
@@ -85,29 +89,34 @@ def maps_of(folder, tokens):
 
 def sinks_of(P):
   """The keys of a map [T, T] that get more than SINK of the weight of the rows after them."""
-  T = len(P)
+  T, sinks = len(P), []
   total = P.sum(1)
-  share = [sum(P[i, j] / total[i] for i in range(j + 1, T) if total[i] > 0) / max(1, sum(total[j + 1:] > 0))
-           for j in range(T - 1)]
-  return [j for j, mean in enumerate(share) if mean > SINK and (T - 1 - j) * 4 >= T]  # of a quarter of the rows
+  for j in range(T - 1):
+    rows = [i for i in range(j + 1, T) if total[i] > 0]
+    share = sum(P[i, j] / total[i] for i in rows) / max(1, len(rows))
+    if share > SINK and (T - 1 - j) * 4 >= T:  # of a quarter of the rows
+      sinks.append(j)
+  return sinks
 
 
 def draw(maps, documents, texts, path, title):
   pyplot = drawing.load_pyplot()
   from matplotlib.colors import PowerNorm
   H, T = next(iter(maps.values())).shape[:2]
-  figure, grid = pyplot.subplots(len(maps), H, figsize=(2.2 * H + 1, 2.3 * len(maps) + 0.6), squeeze=False,
-                                 layout="constrained")
+  size = 2.2 * H + 1, 2.3 * len(maps) + 0.6
+  figure, grid = pyplot.subplots(len(maps), H, figsize=size, squeeze=False, layout="constrained")
   for (name, heads), row in zip(maps.items(), grid):
     for head, axes in enumerate(row):
       P, sinks = heads[head], sinks_of(heads[head])
-      image = axes.imshow(P, norm=PowerNorm(0.5, 0, max(1, P.max())), cmap="magma_r", interpolation="nearest")
+      norm = PowerNorm(0.5, 0, max(1, P.max()))
+      image = axes.imshow(P, norm=norm, cmap="magma_r", interpolation="nearest")
       for j in sinks:
         axes.plot(j, -0.02 * T - 0.5, marker="v", color="tab:blue", markersize=5, clip_on=False)
       for at in documents:
         axes.axhline(at - 0.5, color="tab:green", linewidth=0.6)
         axes.axvline(at - 0.5, color="tab:green", linewidth=0.6)
-      axes.set_title("head %d%s" % (head + 1, ", sink" + "s" * (len(sinks) > 1) if sinks else ""), fontsize=8)
+      marked = ["", ", sink", ", sinks"][min(len(sinks), 2)]
+      axes.set_title(f"head {head + 1}{marked}", fontsize=8)
       axes.grid(False)
       axes.tick_params(labelsize=6)
       if texts and T <= 32:
@@ -136,8 +145,8 @@ def main():
     tokens, texts = tokens_of(args, folder)
     maps, documents = maps_of(folder, tokens)
   except ImportError as error:
-    raise UserError("%s; %s -m pip install torch transformers matplotlib" % (error, sys.executable))
-  draw(maps, documents, texts, path, "%s, %d tokens" % (folder, len(tokens)))
+    raise UserError(f"{error}; {sys.executable} -m pip install torch transformers matplotlib")
+  draw(maps, documents, texts, path, f"{folder}, {len(tokens)} tokens")
   print(path)
 
 

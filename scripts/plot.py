@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Draws one or several runs over each other, and prints their losses as Markdown tables.
 
-    python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief] [--unit bits_per_byte] [--baseline runs/b]
-                            [--csv DIR] [--latex DIR]
+    python3 scripts/plot.py runs/a runs/b [--out FILE.png] [--brief] [--unit bits_per_byte]
+                            [--baseline runs/b] [--csv DIR] [--latex DIR]
 
-The picture shows the loss by step, by length and by position, differences, tasks, the loss of the same targets by
-context, gradient norm, learning rate and speed; --brief draws only the first two. docs/comparing.md says what is
-compared with what. Without --out the picture is RUN/loss.png of the first run.
+The picture shows the loss by step, by length and by position, differences, tasks, the loss of the
+same targets by context, gradient norm, learning rate and speed; --brief draws only the first two.
+docs/comparing.md says what is compared with what. Without --out the picture is RUN/loss.png of the
+first run.
 """
 import argparse
 import functools
@@ -25,13 +26,16 @@ def main():
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")
   sections.add_baseline(parser)
   args = parser.parse_args()
-  view = sections.View(sections.read_runs(args.runs, CURVES, LENGTHS, CONTEXTS), args.baseline, args.unit)
+  runs = sections.read_runs(args.runs, CURVES, LENGTHS, CONTEXTS)
+  view = sections.View(runs, args.baseline, args.unit)
 
   def draw(found):
-    by_step = [functools.partial(draw_losses, view)] * bool(CURVES.content(view)[1])
-    more = [panel for section in (TASKS, STABILITY, SPEED) for panel in section.content(view)[1]]
-    others = [*found["lengths"], *found["contexts"], *more]
-    return sections.figure(view, [*by_step, *others[:1 if args.brief else None]], next(iter(others), None))
+    panels = [functools.partial(draw_losses, view)] if CURVES.content(view)[1] else []
+    others = [*found["lengths"], *found["contexts"]]
+    for section in (TASKS, STABILITY, SPEED):
+      others += section.content(view)[1]
+    panels += others[:1] if args.brief else others
+    return sections.figure(view, panels, others[0] if others else None)
   sections.show(view, args, (LENGTHS, CONTEXTS, SETTINGS), "loss.png", draw)
 
 
