@@ -5,6 +5,8 @@ import os
 import re
 from dataclasses import dataclass
 
+ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
+
 
 @dataclass
 class KindFile:
@@ -17,17 +19,20 @@ class KindFile:
 
 def of_the_tree() -> list[str]:
   """The files of attention/kinds/, softmax's first, as in ./train --help."""
-  folder = os.path.join(os.path.dirname(__file__), "..", "..", "attention", "kinds")
-  return sorted(glob.glob(os.path.join(folder, "*.cuh")), key=lambda path: (not path.endswith("/softmax.cuh"), path))
+  paths = glob.glob(os.path.join(ROOT, "attention", "kinds", "*.cuh"))
+  return sorted(paths, key=lambda path: (not path.endswith("/softmax.cuh"), path))
+
+
+def code_of(path: str) -> str:
+  with open(path, encoding="utf-8") as file:
+    return re.sub(r"//.*", "", file.read())
 
 
 def read(path: str) -> KindFile:
-  with open(path, encoding="utf-8") as file:
-    text = re.sub(r"//.*", "", file.read())
-  if shared := re.search(r"parameters = (\w+);", text):  # an array of a header that several kinds include
+  text = code_of(path)
+  if shared := re.search(r"parameters = (\w+);", text):  # in a header that several kinds include
     header, = re.findall(r'#include "(attention/\w+\.cuh)"', text)
-    with open(os.path.join(os.path.dirname(__file__), "..", "..", header), encoding="utf-8") as file:
-      text += re.sub(r"//.*", "", file.read()).replace(f"{shared[1]}[]", "parameters[]")
+    text += code_of(os.path.join(ROOT, header)).replace(f"{shared[1]}[]", "parameters[]")
 
   def rows(array):  # (name, default, range or "")
     found = re.search(rf"\b{array}\[\] = \{{([\s\S]*?)\}};", text)

@@ -1,15 +1,17 @@
-"""GPT-2 with every kind of attention and every block that plusgpt trains, for Hugging Face transformers.
+"""GPT-2 with every attention and block that plusgpt trains, for Hugging Face transformers.
 
     model = AutoModelForCausalLM.from_pretrained("runs/NAME/step_00001000", trust_remote_code=True)
 
-./train writes this file into each checkpoint that transformers' own GPT-2 and Llama cannot open. It puts plainness
-before speed: it holds all T x T weights of attention, and keeps nothing from one generated token to the next. Where
-plusgpt_attention can be imported (docs/pytorch.md), its kernels compute attention without these weights.
-config.json has the sizes under GPT-2's names, and what GPT-2 lacks in its object "plusgpt". Rotations are those of
-training: eval.rope_scaling belongs to evaluations and is not in a checkpoint.
+./train writes this file into each checkpoint that transformers' own GPT-2 and Llama cannot open.
+It puts plainness before speed: it holds all T x T weights of attention, and keeps nothing from one
+generated token to the next. Where plusgpt_attention can be imported (docs/pytorch.md), its kernels
+compute attention without these weights. config.json has the sizes under GPT-2's names, and what
+GPT-2 lacks in its object "plusgpt". Rotations are those of training: eval.rope_scaling belongs to
+evaluations and is not in a checkpoint.
 
-Legend: B batch, T time, C channels, H heads, D head dimension, A = H D; row i = 1..T of a T x T matrix sees keys 1..i.
-With attention.documents = "separate" all this counts from where a row's document begins: `starts` [B, T], from 0.
+Legend: B batch, T time, C channels, H heads, D head dimension, A = H D; row i = 1..T of a T x T
+matrix sees keys 1..i. With attention.documents = "separate" all this counts from where a row's
+document begins: `starts` [B, T], from 0.
 """
 import math
 from types import SimpleNamespace
@@ -26,25 +28,23 @@ except ImportError:
   kernels = None
 
 TINY = torch.finfo(torch.float32).tiny
-ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu, "tanh": torch.tanh,
-               "exp": torch.exp, "two_sigmoid": lambda g: 2 * torch.sigmoid(g),
-               "half_sigmoid": lambda g: (1 + torch.sigmoid(g)) / 2, "identity": lambda g: g}
-# What is done to a head's output y of the value v.
-OUTPUTS = {"none": lambda y, v: y, "silu": lambda y, v: F.silu(y),
-           "exclusive": lambda y, v: y - (y * (u := normalised(v, "l2"))).sum(-1, keepdim=True) * u}
-NUMBERS = {kind: ("power", "offset", "offset_free_rows") for kind in ("lssar", "softmaxr")}  # that sharpened() reads
+ACTIVATIONS = {"sigmoid": torch.sigmoid, "softplus": F.softplus, "silu": F.silu, "relu": F.relu,
+               "tanh": torch.tanh, "exp": torch.exp, "identity": lambda g: g,
+               "two_sigmoid": lambda g: 2 * torch.sigmoid(g),
+               "half_sigmoid": lambda g: (1 + torch.sigmoid(g)) / 2}
+NUMBERS = dict.fromkeys(("lssar", "softmaxr"), ("power", "offset", "offset_free_rows"))  # sharpened()'s
 KERNELS_TAKE = ("cpu", torch.float32), ("cpu", torch.bfloat16), ("cuda", torch.bfloat16)
-# The kinds that are one expression f, from their files (attention/kind.h): what becomes of f in a row, fixed numbers,
-# learned ones with their initial values, f. The copy in a checkpoint has those of its model. An f of whole rows has
-# seen [..., T, T], softmax(x) and normalised(x), over the keys that a row sees.
+# The kinds that are one expression f, from their files (attention/kind.h): what becomes of f in a
+# row, fixed numbers, learned ones with their initial values, f. A checkpoint's copy has its model's.
+# An f of whole rows has seen [..., T, T]; softmax(x), normalised(x) over the keys of a row.
 FORMULAS = {
 }
 
 
 class PlusGPTConfig(PretrainedConfig):
   model_type = "plusgpt"
-  attribute_map = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd",
-                   "max_position_embeddings": "n_positions"}
+  attribute_map = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+                   "hidden_size": "n_embd", "max_position_embeddings": "n_positions"}
 
   def __init__(self, plusgpt=None, initializer_range=0.02, **others):
     self.plusgpt, self.initializer_range = plusgpt, initializer_range
@@ -84,8 +84,8 @@ class Norm(nn.Module):
 
 def residual_projection(config, inputs):
   """A product that adds to the residual stream."""
-  model = config.plusgpt["model"]
-  std = 0.0 if model.get("residual_init") == "zero" else config.initializer_range / math.sqrt(2 * config.n_layer)
+  zero = config.plusgpt["model"].get("residual_init") == "zero"
+  std = 0.0 if zero else config.initializer_range / math.sqrt(2 * config.n_layer)
   return Projection(inputs, config.n_embd, std, bias_of(config))
 
 
@@ -94,8 +94,8 @@ def bias_of(config):
 
 
 def rotated(x, base, fraction=1):
-  """x [B, H, T, D]: channel d and channel d + D/2 turn as a pair, by an angle of position / base^(2d/D). fraction: of
-  the pairs that turn, the first ones."""
+  """x [B, H, T, D]: channel d and channel d + D/2 turn as a pair, by an angle of
+  position / base^(2d/D). fraction: of the pairs that turn, the first ones."""
   T, D = x.shape[-2:]
   frequency = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
   frequency[math.floor(fraction * (D // 2) + 0.5):] = 0
@@ -119,7 +119,7 @@ def shares(x, total, least=TINY):
 
 
 def rows_of(q, settings, starts=None):
-  """[T, 1] or [B, 1, T, 1]: the number of keys that each row of q [..., T, D], or of scores [..., T, T], sees."""
+  """[T, 1] or [B, 1, T, 1]: how many keys each row of q [..., T, D] or scores [..., T, T] sees."""
   rows = torch.arange(1, q.shape[-2] + 1, dtype=q.dtype, device=q.device)[:, None] - first_keys(starts)
   window = getattr(settings, "window", 0)
   return rows.clamp(max=window + settings.sink_tokens) if window else rows
@@ -131,11 +131,13 @@ def first_keys(starts):
 
 
 def seen_by_rows(z, settings, starts=None):
-  """[T, T] or [B, 1, T, T]: whether row i sees key j <= i: all of them, or its last `window` and the first
-  `sink_tokens`."""
+  """[T, T] or [B, 1, T, T]: whether row i sees key j <= i: any, or the last `window` and `sink_tokens`."""
   i, first = torch.arange(z.shape[-1], device=z.device), first_keys(starts)
-  seen, window = (i[:, None] >= i) & (i >= first), getattr(settings, "window", 0)
-  return seen & ((i[:, None] - i < window) | (i < first + settings.sink_tokens)) if window else seen
+  seen = (i[:, None] >= i) & (i >= first)
+  window = getattr(settings, "window", 0)
+  if not window:
+    return seen
+  return seen & ((i[:, None] - i < window) | (i < first + settings.sink_tokens))
 
 
 def decays(logits, kind, H, T):
@@ -151,8 +153,8 @@ def bias(logits, kind, H, T):
 
 
 def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fraction=1, starts=None):
-  """z_ij = alpha_i q_i . k_j, [B, H, T, T], of rotated and normalised q and k [B, H, T, D]. rope_base None: no
-  rotation; context: the trained length; ssmax_scale: [H], for the scale "ssmax" alone."""
+  """z_ij = alpha_i q_i . k_j, [B, H, T, T], of rotated and normalised q and k [B, H, T, D].
+  rope_base None: no rotation; context: the trained length; ssmax_scale: [H], for scale "ssmax"."""
   if rope_base is not None:
     q, k = rotated(q, rope_base, rope_fraction), rotated(k, rope_base, rope_fraction)
   q, k = normalised(q, settings.qk_norm), normalised(k, settings.qk_norm)
@@ -171,56 +173,69 @@ def scores(q, k, settings, context, rope_base=None, ssmax_scale=None, rope_fract
 
 
 def weights(z, settings, context, sink=None, learned=None, starts=None):
-  """Scores z [B, H, T, T] -> P, zero where a row does not see a key. context: the trained length; sink: [H] or None;
-  learned: {name: [H]}, the learned numbers of a kind."""
-  seen, rows, kind = seen_by_rows(z, settings, starts), rows_of(z, settings, starts), settings.kind
-  if kind == "softmax":
+  """Scores z [B, H, T, T] -> P, zero where a row does not see a key. context: the trained length;
+  sink: [H] or None; learned: {name: [H]}, the learned numbers of a kind."""
+  seen, rows = seen_by_rows(z, settings, starts), rows_of(z, settings, starts)
+  if settings.kind == "softmax":
     z = z.masked_fill(~seen, -torch.inf)
     if settings.sink == "none":
       return z.softmax(-1)
     # A further key that every row sees and that has no value: its score is the sink's.
     sink = sink.to(z.dtype)[:, None, None] if settings.sink == "learned" else z.new_zeros(1)
     return torch.cat([z, sink.expand(*z.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
-  if kind == "lssar":
+  if settings.kind == "lssar":
     f = F.softplus(z) * seen
     return sharpened(shares(f, f.sum(-1, keepdim=True)), rows, seen, settings)
-  if kind == "softmaxr":
+  if settings.kind == "softmaxr":
     return sharpened(z.masked_fill(~seen, -torch.inf).softmax(-1), rows, seen, settings)
   return weights_of_formula(z, seen, rows, settings, context, learned or {}, starts)
 
 
 def weights_of_formula(z, seen, rows, settings, context, learned, starts):
   if settings.kind not in FORMULAS:
-    raise ValueError(f"attention.kind {settings.kind!r} has no pytorch formula in its file, {settings.kind}.cuh: add a "
-                     "line to FORMULAS in modeling_plusgpt.py")
+    raise ValueError(f"attention.kind {settings.kind!r} has no pytorch formula in its file, "
+                     f"{settings.kind}.cuh: add a line to FORMULAS in modeling_plusgpt.py")
   row_weights, fixed, initial, f = FORMULAS[settings.kind]
+
+  def visible(x):
+    return x.masked_fill(~seen, 0)
+
+  def softmax(x):
+    return x.masked_fill(~seen, -torch.inf).softmax(-1)
+
+  def with_sum_one(x):
+    return shares(visible(x), visible(x).sum(-1, keepdim=True))
+
   H, T = z.shape[-3:-1]
-  t, heads, first = torch.arange(1, T + 1).to(z), torch.arange(1, H + 1).to(z)[:, None, None], first_keys(starts)
+  t, heads = torch.arange(1, T + 1).to(z), torch.arange(1, H + 1).to(z)[:, None, None]
+  first = first_keys(starts)
   i = t[:, None] - first
+  # f of a hidden score is not used, but no part of it may be NaN, which gradients would pass on: a
+  # later key counts as the row's own, and one of another document as the first.
+  j = torch.minimum(t - first, i).clamp(min=1)
   numbers = {name: getattr(settings, name) for name in fixed}
   numbers.update((name, learned[name].to(z)[:, None, None]) for name in initial)
-  # f of a hidden score is not used, but no part of it may be NaN, which gradients would pass on: a later key counts as
-  # the row's own, and one of another document as the first.
-  become = {"none": lambda x: x.masked_fill(~seen, 0),
-            "softmax": lambda x: x.masked_fill(~seen, -torch.inf).softmax(-1),
-            "sum": lambda x: shares(x.masked_fill(~seen, 0), x.masked_fill(~seen, 0).sum(-1, keepdim=True))}
-  y = f(z.masked_fill(~seen, 0), i=i, j=torch.minimum(t - first, i).clamp(min=1), n=rows, head=heads, heads=H,
-        context=context, seen=seen, softmax=become["softmax"], normalised=become["sum"], **numbers)
-  return become[row_weights](y)
+  y = f(visible(z), i=i, j=j, n=rows, head=heads, heads=H, context=context, seen=seen,
+        softmax=softmax, normalised=with_sum_one, **numbers)
+  return {"none": visible, "softmax": softmax, "sum": with_sum_one}[row_weights](y)
 
 
 def finished(o, v, output, norm):
   """Heads' outputs o of the values v after the operation and the norm."""
-  y = OUTPUTS[output](o, v)
-  if output == "exclusive" and norm != "none":  # only rounding is left, as in a first row
-    y = y.masked_fill(y.norm(dim=-1, keepdim=True) <= 2**-16 * o.norm(dim=-1, keepdim=True), 0)
+  y = F.silu(o) if output == "silu" else o
+  if output == "exclusive":  # without the part along the value
+    u = normalised(v, "l2")
+    y = o - (o * u).sum(-1, keepdim=True) * u
+    if norm != "none":  # only rounding is left, as in a first row
+      little = y.norm(dim=-1, keepdim=True) <= 2**-16 * o.norm(dim=-1, keepdim=True)
+      y = y.masked_fill(little, 0)
   return normalised(y, norm)
 
 
 def sharpened(a, rows, seen, settings):
-  """The second stage of lssar and softmaxr: what exceeds the mean weight, raised to a power. r reaches T and its power
-  would overflow, so it is divided by the row's maximum; a row whose maximum is next to nothing scores all keys alike,
-  and its P is 0."""
+  """The second stage of lssar and softmaxr: what exceeds the mean weight, raised to a power. r
+  reaches T and its power would overflow, so it is divided by the row's maximum; a row whose maximum
+  is next to nothing scores all keys alike, and its P is 0."""
   offset = torch.full_like(rows, settings.offset).masked_fill(rows <= settings.offset_free_rows, 0)
   r = F.relu(rows * a - offset) * seen
   least = torch.full_like(rows, TINY).masked_fill(offset > 0, 1e-3)
@@ -238,14 +253,15 @@ class Attention(nn.Module):
     own = {"kind": own} if isinstance(own, str) else own
     self.settings = SimpleNamespace(**{**attention, **own})
     self.gate = SimpleNamespace(**attention["gate"])
-    self.rope_base = model["rope_base"] if model["position"] == "rope" and own.get("rotated", True) else None
+    rotates = model["position"] == "rope" and own.get("rotated", True)
+    self.rope_base = model["rope_base"] if rotates else None
+    self.rope_fraction = model.get("rope_fraction", 1)
     if not own.get("gated", True):
       self.gate.activation = "none"
     if self.settings.kind != "softmax":
       self.settings.sink = "none"
-    self.rope_fraction = model.get("rope_fraction", 1)
-    _, _, initial, _ = FORMULAS.get(self.settings.kind, (None, (), {}, None))
-    self.output, self.output_norm = attention.get("output", "none"), attention.get("output_norm", "none")
+    self.output = attention.get("output", "none")
+    self.output_norm = attention.get("output_norm", "none")
     D, K = model["head_dim"], model.get("kv_heads", H)
     A, self.group = H * D, H // K  # heads that share a head of keys and values
     self.context, self.heads, self.parts = config.n_positions, H, (A, K * D, K * D)
@@ -263,16 +279,20 @@ class Attention(nn.Module):
                                bias=self.gate.bias_init if self.gate.bias else None)
     self.ssmax_scale = nn.Parameter(torch.full((H,), 0.43)) if self.settings.scale == "ssmax" else None
     self.sink = nn.Parameter(torch.zeros(H)) if self.settings.sink == "learned" else None
-    self.score = nn.ParameterDict({name: torch.full((H,), float(attention.get(f"{name}_init", value)))
-                                   for name, value in initial.items()})
+    self.score = nn.ParameterDict()
+    _, _, initial, _ = FORMULAS.get(self.settings.kind, (None, (), {}, None))
+    for name, value in initial.items():
+      value = float(attention.get(f"{name}_init", value))
+      self.score[name] = nn.Parameter(torch.full((H,), value))
 
   def forward(self, x, starts=None, asked=True):
     """asked: whether the weights are, which kernels do not make."""
     B, T, _ = x.shape
     if getattr(self.settings, "documents", "joined") == "joined":
       starts = None
-    q, k, v = (y.view(B, T, -1, self.parts[0] // self.heads) for y in self.c_attn(x).split(self.parts, -1))
-    q, k, v = self.gated(q, x, "query"), self.gated(k, x, "key"), self.gated(v, x, "value")  # [B, T, H or less, D]
+    q, k, v = self.c_attn(x).split(self.parts, -1)
+    q, k, v = (y.view(B, T, -1, self.parts[0] // self.heads) for y in (q, k, v))  # H or fewer heads
+    q, k, v = self.gated(q, x, "query"), self.gated(k, x, "key"), self.gated(v, x, "value")
     logits = self.c_decay(x) if hasattr(self, "c_decay") else None
     # Sums over keys and powers need float32 at least, whatever the type of the weights.
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -283,7 +303,8 @@ class Attention(nn.Module):
       k, v = (y.repeat_interleave(self.group, 1) for y in (k, v))  # [B, H, T, D]
       z = scores(q, k, self.settings, self.context, self.rope_base, self.ssmax_scale, self.rope_fraction, starts)
       if self.settings.bias != "none":
-        c = bias(logits if logits is None else logits.to(wide), self.settings.bias, self.heads, T).to(z)
+        logits = None if logits is None else logits.to(wide)
+        c = bias(logits, self.settings.bias, self.heads, T).to(z)
         z = z + (c[..., :, None] - c[..., None, :])
       P = weights(z, self.settings, self.context, self.sink, self.score, starts)
       y = finished(P @ v, v, self.output, self.output_norm).transpose(1, 2)
@@ -295,9 +316,11 @@ class Attention(nn.Module):
     """y [B, T, H, D] of q, k and v [B, T, H or less, D]."""
     settings, (B, T) = self.settings, q.shape[:2]
     if self.rope_base is not None:
-      q, k = (rotated(y.transpose(1, 2).float(), self.rope_base, self.rope_fraction).transpose(1, 2).to(y)
-              for y in (q, k))
-    fixed = FORMULAS[settings.kind][1] if settings.kind in FORMULAS else NUMBERS.get(settings.kind, ())
+      turned = [rotated(y.transpose(1, 2).float(), self.rope_base, self.rope_fraction) for y in (q, k)]
+      q, k = (each.transpose(1, 2).to(y) for each, y in zip(turned, (q, k)))
+    fixed = NUMBERS.get(settings.kind, ())
+    if settings.kind in FORMULAS:
+      _, fixed, _, _ = FORMULAS[settings.kind]
     window = ("window", "sink_tokens") if settings.window else ()
     keys = {name: getattr(settings, name) for name in ("kind", "qk_norm", "scale", *fixed, *window)}
     decay = None
@@ -310,13 +333,17 @@ class Attention(nn.Module):
                    output_norm=self.output_norm, **keys)
 
   def gated(self, y, x, position):
-    """y [B, T, H, D], or [B, T, C] at the output: gated if the gate is at this position. x: input of its logits."""
+    """y [B, T, H, D], or at the output [B, T, C]; gated if the gate is here. x: its logits' input."""
     gate = self.gate
     if gate.activation == "none" or gate.position != position:
       return y
     g = ACTIVATIONS[gate.activation](self.c_gate(x))
-    g = (g[..., None] if gate.granularity == "headwise" else g[..., None, :] if gate.granularity == "shared" else
-         g.view(y.shape))
+    if gate.granularity == "headwise":
+      g = g[..., None]
+    elif gate.granularity == "shared":
+      g = g[..., None, :]
+    else:
+      g = g.view(y.shape)
     return y * g if gate.op == "multiply" else y + g
 
 
@@ -333,7 +360,8 @@ class MLP(nn.Module):
     if self.function == "swiglu":
       gate, up = y.chunk(2, -1)
       return self.c_proj(F.silu(gate) * up)
-    return self.c_proj(F.relu(y).square() if self.function == "relu2" else F.gelu(y, approximate="tanh"))
+    y = F.relu(y).square() if self.function == "relu2" else F.gelu(y, approximate="tanh")
+    return self.c_proj(y)
 
 
 class Block(nn.Module):
@@ -345,7 +373,7 @@ class Block(nn.Module):
     self.mlp = MLP(config)
 
   def forward(self, x, starts=None, asked=True):
-    """x [B, T, C] -> what follows from it, and attention's weights [B, H, T, T], if they are asked for."""
+    """x [B, T, C] -> what follows from it, and attention's weights [B, H, T, T] if asked for."""
     y, P = self.attn(self.ln_1(x), starts, asked)
     x = x + y
     return x + self.mlp(self.ln_2(x)), P
@@ -354,7 +382,7 @@ class Block(nn.Module):
 class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
   config_class = PlusGPTConfig
   _no_split_modules = ["Block"]
-  accepts_loss_kwargs = True  # forward() divides by the labels of all that the Trainer accumulates, if it says them
+  accepts_loss_kwargs = True  # the Trainer may give num_items_in_batch
 
   def __init__(self, config):
     super().__init__(config)
@@ -374,7 +402,7 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
       self.lm_head = nn.Linear(C, config.vocab_size, bias=False)
       nn.init.normal_(self.lm_head.weight, std=config.initializer_range)
     self.head = Projection(C, outputs, config.initializer_range) if outputs else None
-    self.loss_type = None if outputs else "ForCausalLM"  # the Trainer counts labels[:, 1:], which have predictions
+    self.loss_type = None if outputs else "ForCausalLM"  # the Trainer counts labels[:, 1:]
     self.post_init()
 
   def _init_weights(self, module):
@@ -386,23 +414,25 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
   def set_input_embeddings(self, embeddings):
     self.wte = embeddings
 
-  def forward(self, input_ids, attention_mask=None, labels=None, output_attentions=None, output_hidden_states=None,
-              return_dict=True, num_items_in_batch=None, **others):
-    """input_ids [B, T] -> logits [B, T, V], and the mean loss of the tokens that follow where labels [B, T] are given
-    (input_ids again; -100 is left out). With a regression head, logits are its outputs [B, T, K], labels [B, T, K] are
-    their targets (NaN is left out), and the loss is their squared error, as of train.label_mean = "batch". Without a
-    label the loss is 0. num_items_in_batch: this batch is a part of one with that many labels; the loss is its part of
-    that one's mean. The Trainer counts K labels at each position of a regression head, NaN too: if some are NaN, its
-    losses and gradients are smaller by one factor, the same for all parts. Padding may only be at the end, where no
-    other token sees it. On request, as GPT-2 gives them: attentions, the weights P [B, H, T, T] of each layer (their
-    rows sum to 1 where the kind normalises them and has no sink); hidden_states, [B, T, C] before each layer, and after
-    the last one and ln_f."""
+  def forward(self, input_ids, attention_mask=None, labels=None, output_attentions=None,
+              output_hidden_states=None, return_dict=True, num_items_in_batch=None, **others):
+    """input_ids [B, T] -> logits [B, T, V], and with labels [B, T] (input_ids again; -100 is left
+    out) the mean loss of the tokens that follow. With a regression head, logits are its outputs
+    [B, T, K], labels [B, T, K] are their targets (NaN is left out), and the loss is their squared
+    error, as of train.label_mean = "batch". Without a label the loss is 0.
+    num_items_in_batch: this batch is a part of one with that many labels; the loss is its part of
+    that one's mean. The Trainer counts K labels at each position of a regression head, NaN too: if
+    some are NaN, its losses and gradients are smaller by one factor, the same for all parts.
+    Padding may only be at the end, where no other token sees it. On request, as GPT-2 gives them:
+    attentions, the weights P [B, H, T, T] of each layer (rows sum to 1 where the kind normalises
+    them and has no sink); hidden_states, [B, T, C] before each layer, and after the last and ln_f."""
     # use_cache asks for speed alone, and None or False for nothing.
-    unknown = [name for name, value in others.items() if value is not None and value is not False
-               and name != "use_cache"]
+    unknown = [name for name, value in others.items()
+               if name != "use_cache" and value is not None and value is not False]
     if unknown:
-      raise TypeError(f"plusgpt's model does not take {', '.join(unknown)}; it takes input_ids, attention_mask, "
-                      "labels, output_attentions, output_hidden_states, return_dict and num_items_in_batch")
+      raise TypeError(f"plusgpt's model does not take {', '.join(unknown)}; it takes input_ids, "
+                      "attention_mask, labels, output_attentions, output_hidden_states, "
+                      "return_dict and num_items_in_batch")
     if output_attentions is None:
       output_attentions = getattr(self.config, "output_attentions", False)
     if output_hidden_states is None:
@@ -412,7 +442,8 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
     starts = None
     if self.config.plusgpt["attention"].get("documents") == "separate":
       t = torch.arange(T, device=input_ids.device)
-      starts = torch.where(input_ids == self.config.plusgpt["data"]["separator"], t, 0).cummax(-1).values
+      separator = self.config.plusgpt["data"]["separator"]
+      starts = torch.where(input_ids == separator, t, 0).cummax(-1).values
     x = self.wte(input_ids)
     if self.wpe is not None:
       if T > self.config.n_positions:
@@ -435,14 +466,16 @@ class PlusGPTLMHeadModel(PreTrainedModel, GenerationMixin):
 
   def check_inputs(self, input_ids, attention_mask, labels):
     """A ValueError unless their shapes fit, and padding is at the end alone."""
-    shapes = {"attention_mask": input_ids.shape,
-              "labels": input_ids.shape + (() if self.head is None else self.head.bias.shape)}
-    for name, value in (("attention_mask", attention_mask), ("labels", labels)):
-      if value is not None and value.shape != shapes[name]:
-        raise ValueError(f"plusgpt takes {name} of the shape {tuple(shapes[name])}, not {tuple(value.shape)}")
-    if attention_mask is not None and ((attention_mask != 0) & (attention_mask != 1)).any():
+    columns = () if self.head is None else self.head.bias.shape
+    for name, value, shape in (("attention_mask", attention_mask, input_ids.shape),
+                               ("labels", labels, input_ids.shape + columns)):
+      if value is not None and value.shape != shape:
+        raise ValueError(f"plusgpt takes {name} of the shape {tuple(shape)}, not {tuple(value.shape)}")
+    if attention_mask is None:
+      return
+    if ((attention_mask != 0) & (attention_mask != 1)).any():
       raise ValueError("plusgpt takes an attention_mask of 1 for tokens and 0 for padding alone")
-    if attention_mask is not None and (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
+    if (attention_mask[:, 1:] > attention_mask[:, :-1]).any():
       raise ValueError("plusgpt counts the tokens that each one sees: padding must stand on the right "
                        "(padding_side=\"right\"), and prompts that are continued together need the same length")
 
