@@ -2,12 +2,12 @@
 """Makes the benchmarks of ./train --tasks from the files of their authors.
 
     python3 scripts/prepare_tasks.py --task hellaswag --input hellaswag_val.jsonl --tokenizer-dir DIR
-    python3 scripts/prepare_tasks.py --task hellaswag arc_easy arc_challenge piqa sciq --download --tokenizer-dir DIR
+    python3 scripts/prepare_tasks.py --task arc_easy arc_challenge piqa sciq --download --tokenizer-dir DIR
     python3 scripts/prepare_tasks.py --task mmlu --input test/*.csv --dev dev/*.csv --shots 5 --tokenizer-dir DIR
 
-Writes OUT/TASK.bin, with --shots K OUT/TASK_Kshot.bin (format: data/benchmark_file.h). Needs Python 3.8; for GPT-2
-tokens ./train, for Parquet and --download the package pyarrow. docs/evaluating.md has the tasks and what files it
-reads. Exit code 2: something to fix; 1: something failed.
+Writes OUT/TASK.bin, with --shots K OUT/TASK_Kshot.bin (format: data/benchmark_file.h). Needs Python
+3.8; for GPT-2 tokens ./train, for Parquet and --download the package pyarrow. docs/evaluating.md
+has the tasks and what files it reads. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
 import array
@@ -21,7 +21,7 @@ from typing import Callable, NamedTuple
 
 from lib import hub
 from lib.common import ArgumentParser, UserError, decoded, description, encode, parse_json, run, whole_files
-from lib.documents import kind_of, parquet_file, unpacked
+from lib.documents import kind_of, parquet_file, problem_of, unpacked
 
 MAGIC, HEADER_INTS, MARK, MOST = 20240522, 256, 65535, 65535  # data/benchmark_file.h
 BLOCK = 1000  # examples whose texts are made into tokens at once
@@ -30,8 +30,8 @@ PART = 4000  # tokens of a text in one example
 
 # ---------------------------------------------------------------------------------------------------------- prompts
 
-# Each returns the context, the completions and the number of the right one for a row of the data set; of texts also
-# the words and bytes that count. Without a context (None) the completion follows the token between documents.
+# Of a row of the data set: the context, the completions and the number of the right one; of texts
+# also the words and bytes that count. A context of None is the token between documents.
 
 def wikihow(text):
   """Without the marks that HellaSwag's articles left in its texts."""
@@ -41,7 +41,7 @@ def wikihow(text):
 def hellaswag(row):
   if "ctx_a" not in row:
     raise ValueError('it has no "ctx_a": take the original file, or --task hellaswag_llmc')
-  context = "%s: %s %s" % (row["activity_label"], row["ctx_a"], row["ctx_b"].capitalize())
+  context = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
   return wikihow(context), [wikihow(ending) for ending in row["endings"]], int(row["label"])
 
 
@@ -52,33 +52,34 @@ def hellaswag_llmc(row):
 def arc(row):
   question = row["question"]
   if isinstance(question, dict):  # the authors' form
-    question, choices = question["stem"], question["choices"]
-    texts, labels = [choice["text"] for choice in choices], [choice["label"] for choice in choices]
+    texts = [choice["text"] for choice in question["choices"]]
+    labels = [choice["label"] for choice in question["choices"]]
+    question = question["stem"]
   else:
     texts, labels = row["choices"]["text"], row["choices"]["label"]
-  return "Question: %s\nAnswer:" % question, texts, labels.index(row["answerKey"])
+  return f"Question: {question}\nAnswer:", texts, labels.index(row["answerKey"])
 
 
 def piqa(row):
-  return "Question: %s\nAnswer:" % row["goal"], [row["sol1"], row["sol2"]], int(row["label"])
+  return f"Question: {row['goal']}\nAnswer:", [row["sol1"], row["sol2"]], int(row["label"])
 
 
 def sciq(row):
-  context = "%s\nQuestion: %s\nAnswer:" % (row["support"].lstrip(), row["question"])
-  return context, [row[name] for name in ("distractor1", "distractor2", "distractor3", "correct_answer")], 3
+  context = f"{row['support'].lstrip()}\nQuestion: {row['question']}\nAnswer:"
+  return context, [*(row[f"distractor{n}"] for n in (1, 2, 3)), row["correct_answer"]], 3
 
 
 def mmlu(row):
   options = "".join("\n%s. %s" % option for option in zip("ABCD", row["choices"]))
-  return "%s%s\nAnswer:" % (row["question"].strip(), options), list("ABCD"), row["answer"]
+  return f"{row['question'].strip()}{options}\nAnswer:", list("ABCD"), row["answer"]
 
 
 def mmlu_continuation(row):
-  return "Question: %s\nAnswer:" % row["question"].strip(), row["choices"], row["answer"]
+  return f"Question: {row['question'].strip()}\nAnswer:", row["choices"], row["answer"]
 
 
 def mmlu_llmc(row):
-  return "Question: %s\n\nAnswer:" % row["question"], row["choices"], row["answer"]
+  return f"Question: {row['question']}\n\nAnswer:", row["choices"], row["answer"]
 
 
 def lambada(row):
@@ -86,18 +87,21 @@ def lambada(row):
   return context, [word], 0, (1, len(word.encode()))
 
 
-# WikiText's marks of words and punctuation, and the text without them: patterns in the order in which they apply.
-WIKITEXT = [(r"s '", "s'"), (r"/' [0-9]/", "/'[0-9]/"), (r" @-@ ", "-"), (r" @,@ ", ","), (r" @\.@ ", "."),
-            *((r" \%s " % sign, sign + " ") for sign in ":;.!?,"),
-            *((r"\%s\s*([^\%s]*?)\s*\%s" % (first, last, last), r"%s\1%s" % (first, last))
-              for first, last in ("()", "[]", "{}", '""', "''")),
-            ("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" \u00b0 ", "\u00b0"), (" \n", "\n"),
-            ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")]
+def wikitext_marks():
+  """Patterns of WikiText's marks, and the text without them, in the order in which they apply."""
+  yield from ((r"s '", "s'"), (r"/' [0-9]/", "/'[0-9]/"))
+  yield from ((r" @-@ ", "-"), (r" @,@ ", ","), (r" @\.@ ", "."))
+  for sign in ":;.!?,":
+    yield rf" \{sign} ", sign + " "
+  for first, last in ("()", "[]", "{}", '""', "''"):
+    yield rf"\{first}\s*([^\{last}]*?)\s*\{last}", rf"{first}\1{last}"
+  yield from (("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" \u00b0 ", "\u00b0"))
+  yield from ((" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s"))
 
 
 def wikitext(row):
   text = row["page"]
-  for pattern, plain in WIKITEXT:
+  for pattern, plain in wikitext_marks():
     text = re.sub(pattern, plain, text)
   return None, [text], 0, (len(re.split(r"\s+", row["page"])), len(row["page"].encode()))
 
@@ -134,11 +138,12 @@ def prompt(task, row, shots=()):
   solved = ""
   for shot in shots:
     question, answers, right = make(shot)
-    solved += "%s %s\n\n" % (question, answers[right])
+    solved += f"{question} {answers[right]}\n\n"
   if heading:
     heading %= row["subject"].replace("_", " ")
-  if not 2 - TASKS[task].texts <= len(completions) <= 26 or not 0 <= gold < len(completions) or not all(completions):
-    raise ValueError("it has %d completions, the right one is number %d; none may be empty" % (len(completions), gold))
+  count, least = len(completions), 1 if TASKS[task].texts else 2
+  if not least <= count <= 26 or not 0 <= gold < count or not all(completions):
+    raise ValueError("it has %d completions, the right one is number %d; none may be empty" % (count, gold))
   if context is not None:
     context = heading + solved + context
   if "<|endoftext|>" in "\n".join([context or "", *completions]).encode().decode():
@@ -147,7 +152,7 @@ def prompt(task, row, shots=()):
 
 
 def examples(task, rows, dev=(), shots=0):
-  """prompt() of each row, as a list. shots: how many of the first rows of `dev` of the same subject to show."""
+  """prompt() of each row. shots: how many of the first rows of its subject in `dev` to show."""
   by_subject, made = {}, []
   for row in dev:
     by_subject.setdefault(row["subject"], []).append(row)
@@ -155,11 +160,11 @@ def examples(task, rows, dev=(), shots=0):
     try:
       shown = by_subject.get(row["subject"], [])[:shots] if shots else []
       if len(shown) < shots:
-        raise ValueError("--dev has only %d examples of its subject, %s" % (len(shown), row["subject"]))
+        raise ValueError(f"--dev has only {len(shown)} examples of its subject, {row['subject']}")
       made.append(prompt(task, row, shown))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-      what = "it lacks %s" % error if isinstance(error, KeyError) else error
-      raise UserError("%s, example %d: %s; is this the right input?" % (task, number, what))
+      what = f"it lacks {error}" if isinstance(error, KeyError) else error
+      raise UserError(f"{task}, example {number}: {what}; is this the right input?")
   return made
 
 
@@ -172,10 +177,12 @@ def parquet_rows(name, stream):
 
 def csv_rows(name, stream):
   """MMLU's, without a header: question, four answers, letter."""
-  subject = re.sub(r"_(test|dev|val)\.csv$", "", os.path.basename(re.sub(r"\.(gz|zst)$", "", name)))
-  for number, fields in enumerate(csv.reader(io.StringIO(decoded(stream.read(), name), newline="")), 1):
+  unpacked_name = re.sub(r"\.(gz|zst)$", "", os.path.basename(name))
+  subject = re.sub(r"_(test|dev|val)\.csv$", "", unpacked_name)
+  text = io.StringIO(decoded(stream.read(), name), newline="")
+  for number, fields in enumerate(csv.reader(text), 1):
     if len(fields) != 6 or fields[5] not in tuple("ABCD"):
-      raise UserError("%s, row %d: not a question, four answers and a letter A to D" % (name, number))
+      raise UserError(f"{name}, row {number}: not a question, four answers and a letter A to D")
     yield {"question": fields[0], "choices": fields[1:5], "answer": "ABCD".index(fields[5]), "subject": subject}
 
 
@@ -188,13 +195,12 @@ def json_rows(name, stream):
     try:
       rows += [parse_json(line)] if line.strip() else []
     except ValueError as error:
-      at = "%s, column %d" % (error.msg, error.colno) if isinstance(error, json.JSONDecodeError) else error
-      raise UserError("%s, line %d is not JSON: %s" % (name, number, at))
+      raise UserError(f"{name}, line {number} is not JSON: {problem_of(error)}")
   return rows
 
 
 def rows_of(names):
-  """The rows of the files, as dictionaries. The lines of .lst are the labels of the other files' rows."""
+  """The rows of the files, as dictionaries. Lines of .lst are the labels of the others' rows."""
   rows, labels, row_counts, label_counts = [], [], [], []
   for name in names:
     try:
@@ -207,21 +213,21 @@ def rows_of(names):
           rows += {".parquet": parquet_rows, ".csv": csv_rows}.get(kind, json_rows)(name, stream)
           row_counts.append(len(rows))
     except OSError as error:
-      raise UserError("%s cannot be read: %s" % (name, error.strerror))
+      raise UserError(f"{name} cannot be read: {error.strerror}")
     except (ValueError, RecursionError, csv.Error) as error:
-      raise UserError("%s is damaged, or not what its name says: %s" % (name, error))
+      raise UserError(f"{name} is damaged, or not what its name says: {error}")
   if labels and len(labels) != len(rows):
-    raise UserError("%s: %d labels for %d examples" % (" ".join(names), len(labels), len(rows)))
+    raise UserError(f"{' '.join(names)}: {len(labels)} labels for {len(rows)} examples")
   if len(label_counts) > 1 and label_counts != row_counts:
-    raise UserError("%s: the label files are not in the order of the files with the examples" % " ".join(names))
+    raise UserError(f"{' '.join(names)}: the label files are not in the order of the files with the examples")
   return [{**row, "label": label} for row, label in zip(rows, labels)] if labels else rows
 
 
 def download(args, task, split):
   """The rows of a data set's split on the hub."""
-  repository, configuration = TASKS[task].data_set, TASKS[task].configuration
-  url = "%s/datasets/%s/resolve/refs%%2Fconvert%%2Fparquet/%s/%s/0000.parquet" % (
-      args.base_url.rstrip("/"), repository, configuration, split)
+  base_url, of = args.base_url.rstrip("/"), TASKS[task]
+  folder = f"{base_url}/datasets/{of.data_set}/resolve/refs%2Fconvert%2Fparquet"
+  url = f"{folder}/{of.configuration}/{split}/0000.parquet"
   with hub.opened(url, "give --input") as response:
     return parquet_rows(url, response)
 
@@ -232,15 +238,17 @@ def tokens_of(args, made):
   """(tokens of the context, [tokens of each completion]) of each example."""
   for begin in range(0, len(made), BLOCK):
     # the context without the spaces at its end, and the whole text with each completion
-    texts = [[(context or "").rstrip(), *(completion if context is None else "%s %s" % (context, completion)
-                                          for completion in completions)]
-             for context, completions, *_ in made[begin:begin + BLOCK]]
+    texts = []
+    for context, completions, *_ in made[begin:begin + BLOCK]:
+      before = "" if context is None else context + " "
+      texts.append([(context or "").rstrip(), *(before + each for each in completions)])
     flat = [text for example in texts for text in example if text]
     tokens = iter(encode(args, flat))
     for example in texts:
       found = [next(tokens) if text else None for text in example]
       separator = found[1][:1] if args.tokenizer == "gpt2" else array.array("H")
-      context, *wholes = [ids[len(separator):] if ids else separator or array.array("H", b"\n\0") for ids in found]
+      empty = separator or array.array("H", b"\n\0")
+      context, *wholes = [ids[len(separator):] if ids else empty for ids in found]
       skip = len(context) if example[0] else 0
       yield context, [whole[skip:] for whole in wholes]
 
@@ -250,13 +258,13 @@ def packed(task, number, context, completions, gold, lengths):
   numbers = [MARK, 0, number, gold, len(completions), len(context), *context]
   for tokens in completions:
     if not tokens:
-      raise UserError("%s, example %d: a completion has no token of its own" % (task, number))
+      raise UserError(f"{task}, example {number}: a completion has no token of its own")
     numbers += [len(tokens), *tokens]
   numbers += [length for pair in lengths for length in pair]
   numbers[1] = 2 * len(numbers)
   if max(numbers) > MOST:
-    raise UserError("%s, example %d takes %d bytes, or has a length beyond %d: more than the format can hold" % (
-        task, number, numbers[1], MOST))
+    raise UserError(f"{task}, example {number} takes {numbers[1]} bytes, or has a length beyond "
+                    f"{MOST}: more than the format can hold")
   return struct.pack("<%dH" % len(numbers), *numbers)
 
 
@@ -279,13 +287,13 @@ def write(args, task, made, path):
     for (context, completions), (_, texts, gold, *counts) in zip(tokens_of(args, made), made):
       lengths = [(len(text), len(text.encode())) for text in texts] if version == 2 else []
       whole = [(context, completions, lengths)] if version < 3 else parts(context, completions, *counts)
-      for part in whole:
-        block = packed(task, number, *part[:2], gold, part[2])
+      for begin, endings, sizes in whole:
+        block = packed(task, number, begin, endings, gold, sizes)
         file.write(block)
         longest, number = max(longest, len(block)), number + 1
       longest_row = max(longest_row, len(context) + max(map(len, completions)))
     if not 1 <= number <= MOST:
-      raise UserError("%s: there are %d examples; the format holds 1 to %d" % (task, number, MOST))
+      raise UserError(f"{task}: there are {number} examples; the format holds 1 to {MOST}")
     file.seek(0)
     file.write(struct.pack("<4i", MAGIC, version, number, longest))
     file.flush()
@@ -295,24 +303,23 @@ def write(args, task, made, path):
 
 def parse_arguments():
   parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--task", nargs="+", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
-  source = parser.add_mutually_exclusive_group(required=True)
+  add, source = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
+  add("--task", nargs="+", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
   source.add_argument("--input", nargs="+", metavar="FILE", help="files with the examples of one task")
   source.add_argument("--download", action="store_true", help="take the data sets from the Hugging Face hub")
-  parser.add_argument("--dev", nargs="+", metavar="FILE", help="mmlu: files with the examples to show, for --shots")
-  parser.add_argument("--shots", type=int, default=0, metavar="K",
-                      help="mmlu: solved examples before each question [0]")
-  parser.add_argument("--base-url", default=hub.URL, metavar="URL", help="server of --download [%(default)s]")
-  parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2")
-  parser.add_argument("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
-  parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
-  parser.add_argument("--out", default="data/tasks", metavar="DIR", help="[%(default)s]")
-  parser.add_argument("--overwrite", action="store_true", help="replace files of the same name")
+  add("--dev", nargs="+", metavar="FILE", help="mmlu: files with the examples to show, for --shots")
+  add("--shots", type=int, default=0, metavar="K", help="mmlu: solved examples before each question [0]")
+  add("--base-url", default=hub.URL, metavar="URL", help="server of --download [%(default)s]")
+  add("--tokenizer", choices=["gpt2", "bytes"], default="gpt2")
+  add("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
+  add("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
+  add("--out", default="data/tasks", metavar="DIR", help="[%(default)s]")
+  add("--overwrite", action="store_true", help="replace files of the same name")
   args = parser.parse_args()
   if args.input and len(args.task) > 1:
     raise UserError("--input: give one --task at a time")
   if args.shots < 0 or (args.shots and any(not task.startswith("mmlu") for task in args.task)):
-    raise UserError("--shots %d: only the mmlu tasks have examples to show" % args.shots)
+    raise UserError(f"--shots {args.shots}: only the mmlu tasks have examples to show")
   if args.input and bool(args.shots) != bool(args.dev):
     raise UserError("--shots and --dev need each other")
   return args
@@ -321,18 +328,22 @@ def parse_arguments():
 def main():
   args = parse_arguments()
   for task in args.task:
-    name = "%s_%dshot" % (task, args.shots) if args.shots else task
+    name = f"{task}_{args.shots}shot" if args.shots else task
     rows = rows_of(args.input) if args.input else download(args, task, TASKS[task].split)
-    dev = [] if not args.shots else rows_of(args.dev) if args.dev else download(args, task, "dev")
+    dev = []
+    if args.shots:
+      dev = rows_of(args.dev) if args.dev else download(args, task, "dev")
     made = examples(task, rows, dev, args.shots)
-    with whole_files(args.out, re.compile(re.escape(name) + r"\.(bin|json)"), args.overwrite) as folder:
+    old = re.compile(re.escape(name) + r"\.(bin|json)")
+    with whole_files(args.out, old, args.overwrite) as folder:
       longest = write(args, task, made, os.path.join(folder, name + ".bin"))
       with open(os.path.join(folder, name + ".json"), "w", encoding="utf-8") as file:
         json.dump(description(args), file)  # which tokenizer the tokens are of
-    chance = 100 * sum(1 / len(completions) for _, completions, *_ in made) / len(made)
-    print("%s  %d examples, at most %d tokens%s" % (
-        os.path.join(args.out, name + ".bin"), len(made), longest,
-        "" if TASKS[task].texts else "; chance %.1f%%" % chance))
+    said = f"{os.path.join(args.out, name)}.bin  {len(made)} examples, at most {longest} tokens"
+    if not TASKS[task].texts:
+      chance = 100 * sum(1 / len(completions) for _, completions, *_ in made) / len(made)
+      said += f"; chance {chance:.1f}%"
+    print(said)
 
 
 if __name__ == "__main__":

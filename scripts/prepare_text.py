@@ -2,13 +2,14 @@
 """Turns text into token shards for training and validation.
 
     python3 scripts/prepare_text.py book.txt --out data/shards/book --name book
-    python3 scripts/prepare_text.py part_*.jsonl.zst --out data/shards/web --name web --val-every 200 \\
-        --tokenizer gpt2 --tokenizer-dir DIR
+    python3 scripts/prepare_text.py part_*.jsonl.zst --out data/shards/web --name web \\
+        --val-every 200 --tokenizer gpt2 --tokenizer-dir DIR
 
-Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h). docs/data.md says what
-it reads, how it divides and tokenizes it, and what else it writes. Needs only Python 3.8; for GPT-2 tokens also
-./train, for a tokenizer.json the package tokenizers, for .zst the program zstd, for .parquet and --download the package
-pyarrow. No file gets its final name before all are written. Exit code 2: something to fix; 1: something failed.
+Writes DIR/NAME_train_000000.bin, ... and DIR/NAME_val_000000.bin, ... (format: data/shards.h).
+docs/data.md says what it reads, how it divides and tokenizes it, and what else it writes. Needs
+only Python 3.8; for GPT-2 tokens also ./train, for a tokenizer.json the package tokenizers, for
+.zst the program zstd, for .parquet and --download the package pyarrow. No file gets its final name
+before all are written. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
 import array
@@ -27,8 +28,8 @@ import threading
 
 from lib import hub, shards
 from lib.common import ArgumentParser, Progress, UserError, plain_name, run, whole_files
-from lib.documents import (MARKER, json_documents, kind_of, listed, parquet_documents, unpacked,
-                           warn_of_another_format)
+from lib.documents import (MARKER, json_documents, kind_of, listed, looks_like, parquet_documents,
+                           unpacked, warn)
 from lib.shards import NO_LABEL
 from lib.text_tokenizers import BLOCK, Bytes, Gpt2, TokenizerJson
 
@@ -38,15 +39,15 @@ PG19 = "emozilla/pg19"  # on the hub, in Parquet; the field text
 # ------------------------------------------------------------------------------------------------------------ input
 
 class Text:
-  """All inputs as one long text in `file`, addressed by byte offset. starts: where its documents begin, in order, and
-  its end. answers: where the answer of each begins. names, firsts: of the inputs, and where they begin. marks: the
-  bytes before each that are not text. nulls: how many documents had null as their text, and are left out."""
+  """All inputs as one long text in `file`, addressed by byte offset. starts: where its documents
+  begin, in order, and its end. answers: where the answer of each begins. names, firsts: of the
+  inputs, and where they begin. marks: the bytes before each that are not text."""
 
   def __init__(self, args, file):
-    self.args, self.file, self.size, self.nulls = args, file, 0, 0
+    self.args, self.file, self.size = args, file, 0
     self.starts, self.answers = array.array("Q"), array.array("Q")
     self.names, self.firsts, self.marks = [], [], []
-    self.empty = self.crlf = 0  # empty documents, which are left out; lines that end with CR LF
+    self.empty = self.nulls = self.crlf = 0  # documents left out; lines that end with CR LF
     progress = Progress(sum(os.path.getsize(name) for name in args.files if os.path.isfile(name)))
     for name in args.files:
       self._add(name, progress)
@@ -100,7 +101,8 @@ class Text:
     first, window = self.size, b""
     for block in iter(lambda: stream.read(BLOCK), b""):
       if self.size == first:
-        warn_of_another_format(name, block)
+        if other := looks_like(name, block):
+          warn(f"{name} is taken as text, but {other}")
         self.marks[-1] = len(codecs.BOM_UTF8) * block.startswith(codecs.BOM_UTF8)
         block = block[self.marks[-1]:]
         self.starts.extend([first] * bool(block))
@@ -113,19 +115,21 @@ class Text:
     self.empty += self.size == first
 
   def _spans(self, first, last, chosen):
-    """(number, first byte, end) of the text in [first, last) of each document whose number, from 1, is chosen."""
-    for number in range(bisect.bisect_right(self.starts, first), bisect.bisect_left(self.starts, last) + 1):
+    """(number from 1, first byte, end) of the text in [first, last) of each chosen document."""
+    begin, end = bisect.bisect_right(self.starts, first), bisect.bisect_left(self.starts, last)
+    for number in range(begin, end + 1):
       if chosen(number):
         yield number, max(self.starts[number - 1], first), min(self.starts[number], last)
 
   def documents(self, *part, keeps=None):
-    """(name, first byte within the file, bytes, blocks) of each document of a part, or of those whose bytes keeps()
-    keeps. Several threads may read blocks."""
+    """(name, first byte within the file, bytes, blocks) of each document of a part, or of those
+    whose bytes keeps() keeps. Several threads may read blocks."""
     for _, start, end in self._spans(*part):
       if keeps and not keeps(end - start):
         continue
       of = bisect.bisect_right(self.firsts, start) - 1
-      yield self.names[of], start - self.firsts[of] + self.marks[of], end - start, self._blocks(start, end)
+      offset = start - self.firsts[of] + self.marks[of]
+      yield self.names[of], offset, end - start, self._blocks(start, end)
 
   def answers_in(self, *part):
     """(bytes before its answer, bytes) of each document that documents() yields."""
@@ -141,7 +145,7 @@ class Text:
 
 
 def validation_start(text, fraction):
-  """The offset where validation begins: the start of a document if one is nearby, else of a line, else a character."""
+  """Where validation begins: at a document if one is nearby, else at a line or character."""
   if fraction in (0, 1):
     return 0 if fraction else text.size
   start = text.size - int(round(text.size * fraction))
@@ -161,7 +165,7 @@ def validation_start(text, fraction):
 # ----------------------------------------------------------------------------------------------------------- output
 
 class LongDocuments:
-  """Keeps the documents of at least `least` tokens, with the one before each, and counts them and all."""
+  """Keeps the documents of at least `least` tokens, with the one before each; counts them and all."""
 
   def __init__(self, least, separator):
     self.least, self.separator, self.kept, self.all = least, separator, 0, 0
@@ -194,14 +198,15 @@ class ShardWriter:
 
   def __init__(self, directory, stem, args):
     self.directory, self.stem, self.args = directory, stem, args
-    self.counts, self.bytes, self.file = [], [], None  # tokens of each shard, and bytes of their text
+    self.counts, self.bytes, self.file = [], [], None  # of each shard: tokens, bytes of their text
 
   def write(self, data, lengths=None):
     data = memoryview(data).cast("B")
     while len(data):
       if self.file is None or self.counts[-1] == self.args.shard_tokens:
         self.close()
-        self.file = shards.Writer(os.path.join(self.directory, self.name(len(self.counts))), self.kind)
+        path = os.path.join(self.directory, self.name(len(self.counts)))
+        self.file = shards.Writer(path, self.kind)
         self.counts.append(0)
         self.bytes.append(0)
       part = data[:2 * (self.args.shard_tokens - self.counts[-1])]
@@ -219,8 +224,8 @@ class ShardWriter:
   def describe(self, more):
     """Writes the X.json of each shard. more: fields that it has besides, or has otherwise."""
     for index, (tokens, size) in enumerate(zip(self.counts, self.bytes)):
-      shards.write_description(os.path.join(self.directory, self.name(index)), tokens, size,
-                               {**self.args.description, **more})
+      path = os.path.join(self.directory, self.name(index))
+      shards.write_description(path, tokens, size, {**self.args.description, **more})
 
   def name(self, index):
     return "%s_%06d.bin" % (self.stem, index)
@@ -236,7 +241,7 @@ class LabelWriter(ShardWriter):
     self.begun, self.shared = False, 0  # shared: tokens with text of both a prompt and its answer
 
   def write_next(self, tokens, lengths):
-    """Gives each token to the position before it if it has text of an answer, or has no text and comes after one."""
+    """A token is a label if it has text of an answer, or has no text and comes after one."""
     labels = array.array("H")
     for token, length in zip(memoryview(tokens).cast("H"), lengths or itertools.repeat(1)):
       while self.read + length > self.document_end:
@@ -256,36 +261,37 @@ class LabelWriter(ShardWriter):
 
 def argument_parser():
   parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("files", nargs="*", metavar="FILE", help='.jsonl, .parquet or text, also .gz and .zst of them; '
-                                                               '"-" is standard input')
-  parser.add_argument("--download", choices=["train", "validation", "test"],
-                      help="instead of files: the books of PG19, from the Hugging Face hub")
-  parser.add_argument("--download-files", type=int, default=0, metavar="N",
-                      help="only the first N of its Parquet files [all]")
-  parser.add_argument("--base-url", default=hub.URL, metavar="URL", help="server of --download [%(default)s]")
-  parser.add_argument("--out", required=True, metavar="DIR", help="folder for the shards")
-  parser.add_argument("--name", type=plain_name, required=True, help="the shards are NAME_train_000000.bin, ...")
-  parser.add_argument("--tokenizer", default="bytes", help="bytes, gpt2, or the path of a tokenizer.json [bytes]")
-  parser.add_argument("--separator", metavar="TOKEN",
-                      help="tokenizer.json: the token before each document [the tokens that the file adds]")
-  parser.add_argument("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
-  parser.add_argument("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
-  parser.add_argument("--jobs", type=int, default=1, metavar="N",
-                      help="gpt2: processes that make the tokens, which are the same for every N [1]")
-  parser.add_argument("--min-tokens", type=int, default=0, metavar="N",
-                      help="leave out documents of fewer tokens, with the one before each [keep all]")
-  parser.add_argument("--field", help="JSONL, Parquet: the field or column that has the text [text]")
-  parser.add_argument("--answer-field", metavar="FIELD",
-                      help="JSONL: the field that has the answer to --field; also writes label files")
-  parser.add_argument("--jsonl", action="store_true", help="every input is JSONL, whatever its name is")
+  add = parser.add_argument
+  add("files", nargs="*", metavar="FILE",
+      help='.jsonl, .parquet or text, also .gz and .zst of them; "-" is standard input')
+  add("--download", choices=["train", "validation", "test"],
+      help="instead of files: the books of PG19, from the Hugging Face hub")
+  add("--download-files", type=int, default=0, metavar="N", help="only the first N of its Parquet files [all]")
+  add("--base-url", default=hub.URL, metavar="URL", help="server of --download [%(default)s]")
+  add("--out", required=True, metavar="DIR", help="folder for the shards")
+  add("--name", type=plain_name, required=True, help="the shards are NAME_train_000000.bin, ...")
+  add("--tokenizer", default="bytes", help="bytes, gpt2, or the path of a tokenizer.json [bytes]")
+  add("--separator", metavar="TOKEN", help="tokenizer.json: the token before each document [the "
+                                           "tokens that the file adds]")
+  add("--tokenizer-dir", metavar="DIR", help="gpt2: folder with vocab.json and merges.txt")
+  add("--train", default="./train", help="gpt2: the program that makes the tokens [./train]")
+  add("--jobs", type=int, default=1, metavar="N",
+      help="gpt2: processes that make the tokens, which are the same for every N [1]")
+  add("--min-tokens", type=int, default=0, metavar="N",
+      help="leave out documents of fewer tokens, with the one before each [keep all]")
+  add("--field", help="JSONL, Parquet: the field or column that has the text [text]")
+  add("--answer-field", metavar="FIELD",
+      help="JSONL: the field that has the answer to --field; also writes label files")
+  add("--jsonl", action="store_true", help="every input is JSONL, whatever its name is")
   validation = parser.add_mutually_exclusive_group()
   validation.add_argument("--val-fraction", type=float, default=0.1, metavar="F",
                           help="share of the text for validation, 0 to 1, from its end [0.1]")
-  validation.add_argument("--val-every", type=int, metavar="N", help="instead: every N-th document is for validation")
-  parser.add_argument("--shard-tokens", type=int, default=100000000, help="tokens of a full shard [100000000]")
-  parser.add_argument("--errors", choices=["strict", "replace"], default="strict",
-                      help="gpt2, JSONL: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
-  parser.add_argument("--overwrite", action="store_true", help="replace shards of the same name")
+  validation.add_argument("--val-every", type=int, metavar="N",
+                          help="instead: every N-th document is for validation")
+  add("--shard-tokens", type=int, default=100000000, help="tokens of a full shard [100000000]")
+  add("--errors", choices=["strict", "replace"], default="strict",
+      help="gpt2, JSONL: stop at bytes that are not UTF-8, or replace them by U+FFFD [strict]")
+  add("--overwrite", action="store_true", help="replace shards of the same name")
   return parser
 
 
@@ -309,136 +315,175 @@ def check_arguments(args):
        f"--answer-field {args.answer_field}: {plain} is not called .jsonl; --jsonl reads it as JSONL if it is"),
       (not 1 <= args.jobs <= 1024, f"--jobs {args.jobs} is not between 1 and 1024"),
       (args.jobs > 1 and args.tokenizer != "gpt2",
-       f"--jobs {args.jobs}: only --tokenizer gpt2 has jobs; bytes need none, and the package tokenizers takes all "
-       "cores"),
+       f"--jobs {args.jobs}: only --tokenizer gpt2 has jobs; bytes need none, and the package "
+       "tokenizers takes all cores"),
       (not 1 <= args.shard_tokens < 1 << 31,
        f"--shard-tokens {args.shard_tokens} is not between 1 and {(1 << 31) - 1}"),
       (args.tokenizer == "gpt2" and not args.tokenizer_dir,
-       "--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocab.json or encoder.json and merges.txt or "
-       "vocab.bpe")):
+       "--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocab.json or encoder.json "
+       "and merges.txt or vocab.bpe")):
     if wrong:
       raise UserError(message)
 
 
 def parse_arguments():
   args = argument_parser().parse_args()
-  if bool(args.files) == bool(args.download) or not 0 <= args.download_files <= (1 << 31) * bool(args.download):
-    raise UserError("name the files that have the text, or give --download SPLIT, and with it --download-files, 0 or "
-                    "more")
+  if (bool(args.files) == bool(args.download)
+      or not 0 <= args.download_files <= (1 << 31) * bool(args.download)):
+    raise UserError("name the files that have the text, or give --download SPLIT, and with it "
+                    "--download-files, 0 or more")
   if args.download:
     args.files = ["books.parquet"]  # until they are there
   check_arguments(args)
-  args.replaced, args.unread = 0, {}  # unread: fields of JSONL and columns of Parquet besides the text, in order
-
+  args.replaced = 0
+  args.unread = {}  # fields of JSONL and columns of Parquet besides the text, in order
   lock = threading.Lock()
 
   def replace(error):
     with lock:
       args.replaced += 1
     return "\ufffd", error.end
-  codecs.register_error("counted", replace)
-  args.errors = "counted" if args.errors == "replace" else args.errors
+
+  if args.errors == "replace":
+    codecs.register_error("counted", replace)
+    args.errors = "counted"
   args.field = args.field or "text"
-  args.fields = {"--field": args.field, **({"--answer-field": args.answer_field} if args.answer_field else {})}
+  args.fields = {"--field": args.field}
+  if args.answer_field:
+    args.fields["--answer-field"] = args.answer_field
   return args
 
 
 def null_note(text, args):
-  return ': "%s" is null in %d document%s' % (args.field, text.nulls, "s" * (text.nulls > 1)) if text.nulls else ""
+  said = f': "{args.field}" is null in {text.nulls} document' + "s" * (text.nulls > 1)
+  return said if text.nulls else ""
+
+
+def parts_of(text, args):
+  """Of training and of validation: the first byte, the end, and which documents are chosen."""
+  if args.val_every:
+    every, count = args.val_every, len(text.starts) - 1
+    if count < every:
+      raise UserError(f"--val-every {every}: the number of documents is only {count}")
+    train = 0, text.size, lambda number: number % every
+    return train, (0, text.size, lambda number: number % every == 0)
+  start = validation_start(text, args.val_fraction)
+  if args.val_fraction not in (0, 1) and start in (0, text.size):
+    raise UserError(f"{text.size} bytes of text are too few to give {args.val_fraction:g} of "
+                    "them to validation; give more text, another --val-fraction, or 0 for none")
+  return (0, start, lambda number: True), (start, text.size, lambda number: True)
+
+
+def write_split(split, part, text, args, tokenizer, folder, progress):
+  """The writers of its shards and label files, and its LongDocuments."""
+  before = progress.done
+  writer = ShardWriter(folder, f"{args.name}_{split}", args)
+  labels = LabelWriter(folder, f"{args.name}_labels_{split}", args, text.answers_in(*part))
+  long = LongDocuments(args.min_tokens, args.description["end_of_text"])
+  of_bytes = args.tokenizer == "bytes"
+  keeps = long.keeps if args.min_tokens and of_bytes else None
+  documents = text.documents(*part, keeps=keeps)
+  with contextlib.closing(tokenizer.tokens(documents, args)) as parts:  # an error ends its jobs too
+    kept = long.of(parts) if args.min_tokens and not of_bytes else parts
+    for read, tokens, lengths in kept:
+      writer.write(tokens, lengths)
+      if args.answer_field:
+        labels.write_next(tokens, lengths)
+      progress.add(read)
+  writer.close()
+  more = {}
+  if tokenizer.changes(split) or args.replaced > 0:
+    more["bytes"] = None
+  if long.least:
+    more.update(min_tokens=long.least, documents=long.kept, of_documents=long.all)
+  writer.describe(more)
+  labels.finish()
+  if long.all:
+    print(f"{split}: {long.kept} of {long.all} documents have at least {long.least} tokens")
+  if labels.shared:
+    warn(f"{split}: tokens with text of both a prompt and its answer: {labels.shared}; end no "
+         "prompt with a space, but begin the answer with it")
+  read = progress.done - before
+  if not writer.counts and long.all:
+    raise UserError(f"the text for {split} has no document of {long.least} tokens; give more text, "
+                    "or a lower --min-tokens")
+  if not writer.counts and read:
+    raise UserError(f"the text for {split}, {read} bytes, gives no tokens; give more text")
+  return writer, labels, long
 
 
 def prepare(text, args, tokenizer, folder):
+  """The writers of all shards and label files."""
   if text.size == 0:
-    raise UserError("there is no text in %s%s" % (", ".join(text.names), null_note(text, args)))
-  if args.val_every:
-    if len(text.starts) - 1 < args.val_every:
-      raise UserError("--val-every %d: the number of documents is only %d" % (args.val_every, len(text.starts) - 1))
-    train = 0, text.size, lambda number: number % args.val_every
-    val = 0, text.size, lambda number: number % args.val_every == 0
-  else:
-    start, every = validation_start(text, args.val_fraction), lambda number: True
-    if args.val_fraction not in (0, 1) and start in (0, text.size):
-      raise UserError("%d bytes of text are too few to give %g of them to validation; give more text, another "
-                      "--val-fraction, or 0 for none" % (text.size, args.val_fraction))
-    train, val = (0, start, every), (start, text.size, every)
+    raise UserError(f"there is no text in {', '.join(text.names)}{null_note(text, args)}")
   writers, kept = [], 0
-  progress = Progress(text.size)
-  for split, part in (("train", train), ("val", val)):
-    writer, before = ShardWriter(folder, "%s_%s" % (args.name, split), args), progress.done
-    labels = LabelWriter(folder, "%s_labels_%s" % (args.name, split), args, text.answers_in(*part))
-    long = LongDocuments(args.min_tokens, args.description["end_of_text"])
-    of_bytes = args.tokenizer == "bytes"
-    documents = text.documents(*part, keeps=long.keeps if args.min_tokens and of_bytes else None)
-    with contextlib.closing(tokenizer.tokens(documents, args)) as parts:  # an error ends its jobs too
-      for read, tokens, lengths in long.of(parts) if args.min_tokens and not of_bytes else parts:
-        writer.write(tokens, lengths)
-        if args.answer_field:
-          labels.write_next(tokens, lengths)
-        progress.add(read)
-    writer.close()
-    changed = tokenizer.changes(split) or args.replaced > 0
-    writer.describe({**({"bytes": None} if changed else {}), **(
-        {"min_tokens": long.least, "documents": long.kept, "of_documents": long.all} if long.least else {})})
-    labels.finish()
+  parts, progress = parts_of(text, args), Progress(text.size)
+  for split, part in zip(("train", "val"), parts):
+    *both, long = write_split(split, part, text, args, tokenizer, folder, progress)
+    writers += [writer for writer in both if writer.counts]
     kept += long.kept
-    if long.all:
-      print("%s: %d of %d documents have at least %d tokens" % (split, long.kept, long.all, long.least))
-    if labels.shared:
-      print("prepare_text.py: warning: %s: tokens with text of both a prompt and its answer: %d; end no prompt with a "
-            "space, but begin the answer with it" % (split, labels.shared), file=sys.stderr)
-    if writer.counts:
-      writers += [writer, labels] if labels.counts else [writer]
-    elif long.all:
-      raise UserError("the text for %s has no document of %d tokens; give more text, or a lower --min-tokens" % (
-          split, long.least))
-    elif progress.done > before:
-      raise UserError("the text for %s, %d bytes, gives no tokens; give more text" % (split, progress.done - before))
   progress.end()
   tokenizer.warn_of_joined(text, kept if args.min_tokens else len(text.starts) - 1)
   if text.nulls:
-    print("left out%s" % null_note(text, args), file=sys.stderr)
-  for count, said in ((text.empty, "empty documents, left out: %d"),
-                      (text.crlf, "lines that end with CR LF, which stays in the text: %d; dos2unix removes CR"),
-                      (len(args.unread), "fields that are not read: %d, "
-                       + listed(list(args.unread)).replace("%", "%%"))):
-    if count:
-      print(said % count)
+    print(f"left out{null_note(text, args)}", file=sys.stderr)
+  if text.empty:
+    print(f"empty documents, left out: {text.empty}")
+  if text.crlf:
+    print(f"lines that end with CR LF, which stays in the text: {text.crlf}; dos2unix removes CR")
+  if args.unread:
+    print(f"fields that are not read: {len(args.unread)}, {listed(list(args.unread))}")
   if args.replaced:
-    print("prepare_text.py: warning: U+FFFD replaces what is not UTF-8 at %d place%s: X.json says no number of bytes, "
-          "so bits_per_byte will be null" % (args.replaced, "s" * (args.replaced > 1)), file=sys.stderr)
+    warn(f"U+FFFD replaces what is not UTF-8 at {args.replaced} place{'s' * (args.replaced > 1)}: "
+         "X.json says no number of bytes, so bits_per_byte will be null")
   return writers
+
+
+def tokenizer_of(args):
+  if args.tokenizer == "bytes":
+    return Bytes()
+  if args.tokenizer == "gpt2":
+    return Gpt2(args.train, args.tokenizer_dir)
+  return TokenizerJson(args.tokenizer, args.separator)
+
+
+def say_written(args, writers, vocab):
+  """The shards, and what a configuration says of them."""
+  for writer in writers:
+    if writer.kind == "tokens":
+      for index, count in enumerate(writer.counts):
+        print(f"{os.path.join(args.out, writer.name(index))}  {count:,} tokens")
+  keys = {"train": "train", "val": "val", "labels_train": "labels", "labels_val": "val_labels"}
+  data = {keys[writer.stem[len(args.name) + 1:]]: os.path.join(args.out, writer.stem + "_*.bin")
+          for writer in writers}
+  said = f'"data": {json.dumps(data)}, "model": {{"vocab": {vocab}}}'
+  if args.tokenizer.endswith(".json"):
+    print(f"for the configuration: {said}\n"
+          "./train itself reads and writes text in bytes and in byte-level BPE from GPT-2's files: "
+          "leave out generate.every, --generate and --passkey, or give such files (vocab.json, "
+          "merges.txt) by --tokenizer gpt2")
+    return
+  folder = {"tokenizer_dir": args.tokenizer_dir} if args.tokenizer_dir else {}
+  generate = {"tokenizer": args.tokenizer, **folder}
+  print(f'for the configuration: {said}, "generate": {json.dumps(generate)}')
 
 
 def main():
   args = parse_arguments()
-  tokenizer = (Bytes() if args.tokenizer == "bytes" else Gpt2(args.train, args.tokenizer_dir)
-               if args.tokenizer == "gpt2" else TokenizerJson(args.tokenizer, args.separator))
+  tokenizer = tokenizer_of(args)
   args.description = tokenizer.description
   if args.min_tokens and args.tokenizer.endswith(".json") and not args.separator:
-    raise UserError("--min-tokens %d needs to know where documents begin; add --separator TOKEN" % args.min_tokens)
+    raise UserError(f"--min-tokens {args.min_tokens} needs to know where documents begin; add --separator TOKEN")
   if args.answer_field and tokenizer.vocab > NO_LABEL:
-    raise UserError("--answer-field needs a tokenizer of at most 65535 tokens, as 65535 means no label; %s has %d" % (
-        args.tokenizer, tokenizer.vocab))
-  splits = [split for split, unused in (("train", 1), ("val", 0)) if args.val_fraction != unused]
-  old = re.compile(r"%s_(labels_)?(%s)_\d{6,}\.(bin|json)" % (re.escape(args.name), "|".join(splits)))
+    raise UserError("--answer-field needs a tokenizer of at most 65535 tokens, as 65535 means no "
+                    f"label; {args.tokenizer} has {tokenizer.vocab}")
+  splits = {0: "train", 1: "val"}.get(args.val_fraction, "train|val")
+  old = re.compile(rf"{re.escape(args.name)}_(labels_)?({splits})_\d{{6,}}\.(bin|json)")
   with whole_files(args.out, old, args.overwrite, "shards of this name, or another --name") as folder, \
       tempfile.TemporaryFile(dir=args.out) as whole, tempfile.TemporaryDirectory(dir=args.out) as books:
     if args.download:
       args.files = hub.parquet_files(args.base_url, PG19, args.download, args.download_files, books, "name files")
     writers = prepare(Text(args, whole), args, tokenizer, folder)
-  written = {writer.name(index): count for writer in writers if writer.kind == "tokens"
-             for index, count in enumerate(writer.counts)}
-  for name, count in written.items():
-    print("%s  %s tokens" % (os.path.join(args.out, name), format(count, ",")))
-  keys = {"train": "train", "val": "val", "labels_train": "labels", "labels_val": "val_labels"}
-  data = {keys[writer.stem[len(args.name) + 1:]]: os.path.join(args.out, writer.stem + "_*.bin") for writer in writers}
-  texts = ', "generate": ' + json.dumps({"tokenizer": args.tokenizer, **(
-      {"tokenizer_dir": args.tokenizer_dir} if args.tokenizer_dir else {})})
-  print('for the configuration: "data": %s, "model": {"vocab": %d}%s' % (
-      json.dumps(data), tokenizer.vocab, "" if args.tokenizer.endswith(".json") else texts))
-  if args.tokenizer.endswith(".json"):
-    print("./train itself reads and writes text in bytes and in byte-level BPE from GPT-2's files: leave out "
-          "generate.every, --generate and --passkey, or give such files (vocab.json, merges.txt) by --tokenizer gpt2")
+  say_written(args, writers, tokenizer.vocab)
 
 
 if __name__ == "__main__":

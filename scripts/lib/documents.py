@@ -1,4 +1,4 @@
-"""Files of documents: text, JSONL and Parquet, also packed by gzip or zstd. Python 3.8, standard library only."""
+"""Files of documents: text, JSONL and Parquet, also in gzip or zstd. Python 3.8's own library only."""
 from __future__ import annotations
 import contextlib
 import gzip
@@ -13,9 +13,13 @@ from typing import BinaryIO, Iterator
 
 from lib.common import UserError, parse_json, wide_encoding
 
-MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".parquet": b"PAR1", ".xz": b"\xfd7zXZ", ".bz2": b"BZh",
-          ".zip": b"PK\3\4"}
+MAGICS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".parquet": b"PAR1",
+          ".xz": b"\xfd7zXZ", ".bz2": b"BZh", ".zip": b"PK\3\4"}
 MARKER = b"<|endoftext|>"
+
+
+def warn(said: str) -> None:
+  print(f"prepare_text.py: warning: {said}", file=sys.stderr)
 
 
 def kind_of(name: str) -> str:
@@ -31,19 +35,20 @@ def unpacked(name: str, stream: BinaryIO) -> Iterator[BinaryIO]:
       with gzip.GzipFile(fileobj=stream) as whole:
         yield whole
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-      raise UserError("%s is damaged, or not a gzip file: %s" % (name, error))
+      raise UserError(f"{name} is damaged, or not a gzip file: {error}")
   elif name.endswith(".zst"):
+    pipe = subprocess.PIPE
     try:  # --long: some archives have windows beyond the default limit
-      process = subprocess.Popen(["zstd", "-dcq", "--long=31"], stdin=stream, stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE)
+      process = subprocess.Popen(["zstd", "-dcq", "--long=31"], stdin=stream, stdout=pipe, stderr=pipe)
     except OSError as error:
-      raise UserError("%s needs the program zstd: %s; install it (apt-get install zstd), or unpack the file" % (
-          name, error.strerror))
+      raise UserError(f"{name} needs the program zstd: {error.strerror}; install it (apt-get install "
+                      "zstd), or unpack the file")
     with process:
       yield process.stdout
       if process.wait() != 0:
-        said = re.sub(r"/\*stdin\*\\ ?: ", "", process.stderr.read().decode(errors="replace")).strip()
-        raise UserError("%s is damaged, or not a zstd file: %s" % (name, said))
+        said = process.stderr.read().decode(errors="replace")
+        said = re.sub(r"/\*stdin\*\\ ?: ", "", said).strip()
+        raise UserError(f"{name} is damaged, or not a zstd file: {said}")
   else:
     yield stream
 
@@ -53,49 +58,62 @@ def listed(names: list[str]) -> str:
 
 
 def utf8(value: object, where: str, args, flag: str = "--field") -> bytes | None:
-  """The text of a document, in the field that the flag names, as UTF-8; None if it is null and no answer is needed."""
+  """The text in the field that the flag names, as UTF-8; None if it is null and needs no answer."""
   field = args.fields[flag]
   if value is None and not args.answer_field:
     return None
   if not isinstance(value, str):
-    raise UserError('%s: "%s" is %s, not text; name the field that has the text with %s' % (
-        where, field, json.dumps(value, default=str)[:40], flag))
+    said = json.dumps(value, default=str)[:40]
+    raise UserError(f'{where}: "{field}" is {said}, not text; name the field that has the text with {flag}')
   try:
     return value.encode()
   except UnicodeEncodeError:  # JSON can write half of a surrogate pair
     if args.errors == "strict":
-      raise UserError('%s: "%s" has half of a surrogate pair; correct it, or use --errors replace' % (where, field))
+      raise UserError(f'{where}: "{field}" has half of a surrogate pair; correct it, or use --errors replace')
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", args.errors).encode()
+
+
+def problem_of(error: ValueError | RecursionError) -> object:
+  """What parse_json() raised, in short: without the line, which is one of many documents."""
+  if isinstance(error, json.JSONDecodeError):
+    return f"{error.msg}, column {error.colno}"
+  return error
+
+
+def without_field(record: object) -> str:
+  """What a line of JSON is, or has, in place of the field that is needed."""
+  if isinstance(record, dict):
+    return f"has {listed(list(record))}"
+  if isinstance(record, list):
+    return "is an array; write each of its elements on a line of its own (jq -c '.[]')"
+  return f"is {json.dumps(record)[:40]}"
 
 
 def json_documents(name: str, stream: BinaryIO, args) -> Iterator[bytes | list[bytes]]:
   for number, line in enumerate(stream, 1):
     if line.isspace():
       continue
-    where = "%s, line %d" % (name, number)
+    where = f"{name}, line {number}"
     wide = wide_encoding(line)
     if wide:
-      raise UserError("%s is %s text; convert it to UTF-8 (iconv -f %s -t UTF-8)" % (where, wide, wide))
+      raise UserError(f"{where} is {wide} text; convert it to UTF-8 (iconv -f {wide} -t UTF-8)")
     try:
       record = parse_json(line.decode("utf-8", args.errors).lstrip("\ufeff"))  # a byte order mark
     except UnicodeDecodeError as error:
-      raise UserError("%s is not UTF-8 at byte %d of the line: convert it (iconv -t UTF-8) or use --errors replace" % (
-          where, error.start))
+      raise UserError(f"{where} is not UTF-8 at byte {error.start} of the line: convert it (iconv -t "
+                      "UTF-8) or use --errors replace")
     except (ValueError, RecursionError) as error:
-      at = "%s, column %d" % (error.msg, error.colno) if isinstance(error, json.JSONDecodeError) else error
-      raise UserError("%s is not JSON: %s; every line must be a JSON object" % (where, at))
+      raise UserError(f"{where} is not JSON: {problem_of(error)}; every line must be a JSON object")
     for flag, field in args.fields.items():
       if not isinstance(record, dict) or field not in record:
-        raise UserError('%s: a JSON object with "%s" is needed, but it %s; %s names the field with the text' % (
-            where, field, "has " + listed(list(record)) if isinstance(record, dict) else
-            "is an array; write each of its elements on a line of its own (jq -c '.[]')"
-            if isinstance(record, list) else "is " + json.dumps(record)[:40], flag))
+        raise UserError(f'{where}: a JSON object with "{field}" is needed, but it '
+                        f"{without_field(record)}; {flag} names the field with the text")
     args.unread.update((field, True) for field in record if field not in args.fields.values())
     parts = [utf8(record[field], where, args, flag) for flag, field in args.fields.items()]
     if args.answer_field and not parts[1]:
-      raise UserError('%s: the answer, "%s", is empty; write one, or remove the line' % (where, args.answer_field))
+      raise UserError(f'{where}: the answer, "{args.answer_field}", is empty; write one, or remove the line')
     if args.answer_field and args.tokenizer != "bytes" and MARKER in b"".join(parts):
-      raise UserError("%s has %s; remove it: it separates documents" % (where, MARKER.decode()))
+      raise UserError(f"{where} has {MARKER.decode()}; remove it: it separates documents")
     yield parts if args.answer_field else parts[0]
 
 
@@ -106,48 +124,49 @@ def parquet_file(name, stream):
     import pyarrow
     from pyarrow import parquet
   except ImportError as error:
-    raise UserError("%s: %s; %s -m pip install pyarrow, or save it as JSONL" % (name, error, sys.executable))
+    raise UserError(f"{name}: {error}; {sys.executable} -m pip install pyarrow, or save it as JSONL")
   try:
     yield parquet.ParquetFile(stream, pre_buffer=False)
   except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-    raise UserError("%s is damaged, or not a Parquet file: %s" % (name, error))
+    raise UserError(f"{name} is damaged, or not a Parquet file: {error}")
 
 
 def parquet_documents(name: str, stream: BinaryIO, args) -> Iterator[bytes]:
   with parquet_file(name, stream) as file:
-    if args.field not in file.schema_arrow.names:
-      raise UserError('%s has no column "%s"; it has %s; --field names the one with the text' % (
-          name, args.field, listed(file.schema_arrow.names)))
-    args.unread.update((name, True) for name in file.schema_arrow.names if name != args.field)
+    names = file.schema_arrow.names
+    if args.field not in names:
+      raise UserError(f'{name} has no column "{args.field}"; it has {listed(names)}; --field names '
+                      "the one with the text")
+    args.unread.update((each, True) for each in names if each != args.field)
     columns = (batch.column(0) for batch in file.iter_batches(batch_size=1000, columns=[args.field]))
     for number, value in enumerate(itertools.chain.from_iterable(columns), 1):
-      where = "%s, row %d" % (name, number)
+      where = f"{name}, row {number}"
       if value.is_valid and str(value.type) in ("string", "large_string"):
         try:
           yield value.as_buffer().to_pybytes().decode("utf-8", args.errors).encode()
         except UnicodeDecodeError as error:
-          raise UserError('%s: "%s" is not UTF-8 (%s); correct it, or use --errors replace' % (
-              where, args.field, error))
+          raise UserError(f'{where}: "{args.field}" is not UTF-8 ({error}); correct it, or use --errors replace')
       else:
         yield utf8(value.as_py(), where, args)
 
 
-def warn_of_another_format(name: str, block: bytes) -> None:
-  """Of a file that is taken as text, if its first block looks like something else."""
-  warn = lambda what: sys.stderr.write("prepare_text.py: warning: %s is taken as text, but %s\n" % (name, what))
+def looks_like(name: str, block: bytes) -> str:
+  """What the first block of a file looks like, and what to do about it; "" if like text."""
   for ending, magic in MAGICS.items():
     if block.startswith(magic):
-      advice = "unpack it, or let its name end so" if ending in (".gz", ".zst", ".parquet") else "convert it to text"
-      return warn("begins like a file in the format %s; %s" % (ending, advice))
+      known = ending in (".gz", ".zst", ".parquet")
+      advice = "unpack it, or let its name end so" if known else "convert it to text"
+      return f"begins like a file in the format {ending}; {advice}"
   if kind_of(name) == ".json" and block.lstrip()[:1] == b"[":
-    return warn("seems to be a JSON array; for a document from each element make JSONL of it (jq -c '.[]')")
+    return "seems to be a JSON array; for a document from each element make JSONL of it (jq -c '.[]')"
   wide = wide_encoding(block)
   if wide:
-    return warn("looks like %s; convert it to UTF-8 (iconv -f %s -t UTF-8)" % (wide, wide))
+    return f"looks like {wide}; convert it to UTF-8 (iconv -f {wide} -t UTF-8)"
   line, newline, _ = block.partition(b"\n")
+  if not newline or not line.startswith(b"{"):
+    return ""
   try:
-    fields = listed(list(json.loads(line))) if newline and line.startswith(b"{") else ""
+    fields = listed(list(json.loads(line)))
   except ValueError:
-    return
-  if fields:
-    warn("its first line is a JSON object, which has %s; --jsonl takes a document from each line" % fields)
+    return ""
+  return f"its first line is a JSON object, which has {fields}; --jsonl takes a document from each line"

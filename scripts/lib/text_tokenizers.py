@@ -1,5 +1,5 @@
-"""The tokenizers of prepare_text.py: bytes, a byte-level BPE by ./train --encode, any tokenizer.json. Python 3.8,
-standard library; for a tokenizer.json the package tokenizers."""
+"""The tokenizers of prepare_text.py: bytes, a byte-level BPE by ./train --encode, any
+tokenizer.json. Python 3.8, standard library; for a tokenizer.json the package tokenizers."""
 import array
 import codecs
 import collections
@@ -14,16 +14,16 @@ import threading
 import zlib
 
 from lib.common import BYTES, Failure, UserError, decoded, gpt2_vocabulary, parse_json, say_once
-from lib.documents import MARKER
+from lib.documents import MARKER, warn
 
 BLOCK = 4 << 20  # bytes of text
 GROUP = 16 << 20  # bytes of documents that one job takes at once, seconds of its work
 
-# Each has tokens(documents, args), which yields (bytes of text read, tokens as the bytes of uint16, lengths: the
-# number of bytes of text behind each of these tokens, or None if it is 1 for all), and warn_of_joined(text, count)
-# for the end, which says so where documents, `count` of them, have nothing between them.
-# changes(split) says, and warns, whether the tokens made since it was last called hold less than the text.
-# description: what X.json says of it.
+# Each has tokens(documents, args), which yields (bytes of text read, tokens as the bytes of uint16,
+# lengths: the number of bytes of text behind each of these tokens, or None if it is 1 for all), and
+# warn_of_joined(text, count) for the end, which says so where documents, `count` of them, have
+# nothing between them. changes(split) says, and warns, whether the tokens made since it was last
+# called hold less than the text. description: what X.json says of it.
 
 class Bytes:
   vocab, description = BYTES["vocab"], BYTES
@@ -42,10 +42,11 @@ class Bytes:
 
   @staticmethod
   def warn_of_joined(text, count):
-    marked = lambda start: MARKER in text.read(max(start - len(MARKER), 0), start + len(MARKER))
-    if count > 1 and not all(map(marked, text.starts[1:-1])):
-      print("%d documents are joined with nothing between them: bytes have no token for that (--separator names one of "
-            "a tokenizer.json); a model sees their ends only if the text itself has a sign" % count)
+    reach = len(MARKER)
+    if count > 1 and any(MARKER not in text.read(max(start - reach, 0), start + reach)
+                         for start in text.starts[1:-1]):
+      print(f"{count} documents are joined with nothing between them: bytes have no token for that "
+            "(--separator names one of a tokenizer.json); a model sees their ends only if the text itself has a sign")
 
 
 def groups(documents):
@@ -66,7 +67,7 @@ class Gpt2:
 
   def __init__(self, program, directory):
     self.command = [os.path.abspath(program), "--encode", directory]
-    with self._start(subprocess.PIPE) as process:  # an error in the vocabulary shows before any text is read
+    with self._start(subprocess.PIPE) as process:  # shows errors in the vocabulary at once
       self._finish(process)
     numbers, self.description = gpt2_vocabulary(directory)
     self.vocab, self.lengths = len(numbers), [0] * len(numbers)
@@ -77,7 +78,7 @@ class Gpt2:
     try:
       return subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.PIPE)
     except OSError as error:
-      raise UserError("--train %s cannot be run: %s; build it with make" % (self.command[0], error.strerror))
+      raise UserError(f"--train {self.command[0]} cannot be run: {error.strerror}; build it with make")
 
   @staticmethod
   def _finish(process):
@@ -88,8 +89,8 @@ class Gpt2:
       pass  # its exit code says why
     said = process.stderr.read().decode(errors="replace")
     if process.wait() != 0:
-      raise (UserError if process.returncode == 2 else Failure)("%s: exit %d: %s" % (
-          " ".join(process.args), process.returncode, said.strip()))
+      kind = UserError if process.returncode == 2 else Failure
+      raise kind(f"{' '.join(process.args)}: exit {process.returncode}: {said.strip()}")
     say_once(said)
 
   def tokens(self, documents, args):
@@ -102,7 +103,7 @@ class Gpt2:
       yield from self._parts(output)
 
   def _tokens_by_jobs(self, documents, args):
-    """A document's tokens do not depend on the others, so groups of documents give those of all, in their order."""
+    """A document's tokens do not depend on others, so groups give those of all, in their order."""
     stopped = threading.Event()
 
     def encoded(group):
@@ -146,7 +147,8 @@ class Gpt2:
   def _parts(self, output):
     output.seek(0)
     for block in iter(lambda: output.read(BLOCK), b""):
-      yield 0, block, array.array("H", map(self.lengths.__getitem__, memoryview(block).cast("H")))
+      tokens = memoryview(block).cast("H")
+      yield 0, block, array.array("H", map(self.lengths.__getitem__, tokens))
 
   @staticmethod
   def _utf8(documents, errors):
@@ -168,65 +170,66 @@ class Gpt2:
     """Never: a token is before every document."""
 
 
-class Counts:
-  """Of a split: tokens of its text, unknown ones, special ones by their number; characters, and those of them that
-  decoding does not give back."""
-
-  def __init__(self):
-    self.tokens = self.unknown = self.characters = self.lost = 0
-    self.special = collections.Counter()
-
-
 class TokenizerJson:
-  """Any that the package tokenizers reads. It may not decode to the same text, so bytes are counted by offsets."""
+  """Any that the package tokenizers reads. It may decode to other text, so offsets count bytes."""
 
   def __init__(self, path, separator):
+    self.path, self.texts = path, 0
+    # Of a split: tokens and unknown ones, characters and those that decoding loses; special tokens.
+    self.counts, self.special_counts = collections.Counter(), collections.Counter()
+    about, crc32, off = self._load(path)
+    if off:
+      warn(f"{path}: used without its {' and '.join(off)}, so that a text always gets the same "
+           "tokens, and all of them")
+    self.vocab = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if not 1 <= self.vocab <= 1 << 16:
+      raise UserError(f"--tokenizer {path} has {self.vocab} tokens, but shards hold 1 to 65536; use another")
+    self.separator = [self.tokenizer.token_to_id(separator)] if separator else []
+    if self.separator == [None]:
+      raise UserError(f"--separator {separator} is not a token of {path}; name one that is")
+    self.description = {"tokenizer": os.path.basename(path), "vocab": self.vocab, "crc32": crc32,
+                        "end_of_text": self.separator[0] if separator else None}
+    model = about.get("model") or {}
+    self.unknown = model["unk_id"] if "unk_id" in model else model.get("unk_token")
+    if isinstance(self.unknown, str):
+      self.unknown = self.tokenizer.token_to_id(self.unknown)
+    added = about.get("added_tokens", [])
+    self.special = {token["id"] for token in added if token["special"]} - {self.unknown}
+    self.special.update(self.separator)
+    special, plain = (self.tokenizer.encode_batch([""], add_special_tokens=add)[0].ids for add in (True, False))
+    self.separates = bool(self.separator) or len(special) > len(plain)
+
+  def _load(self, path):
+    """The file's JSON, its checksum, and the names of what it asks for that is turned off."""
     try:
       from tokenizers import Tokenizer
     except ImportError as error:
-      raise UserError("--tokenizer %s: %s; %s -m pip install tokenizers" % (path, error, sys.executable))
+      raise UserError(f"--tokenizer {path}: {error}; {sys.executable} -m pip install tokenizers")
     try:
       with open(path, "rb") as file:
         data = file.read()
       text = decoded(data, path)
       about = parse_json(text)  # the package takes the last of a key given twice, and no mark
       self.tokenizer = Tokenizer.from_str(text)
-      model = about.get("model") or {}
+      model, changed = about.get("model") or {}, {}
       random = [key for key in ("dropout", "alpha", "nbest_size") if model.get(key)]
-      changed = {"model": {**model, **dict.fromkeys(random)}} if random else {}
+      if random:
+        changed["model"] = {**model, **dict.fromkeys(random)}
       if not about.get("decoder") and '"ByteLevel"' in json.dumps(about.get("pre_tokenizer")):
-        changed["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        changed["decoder"] = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
       if changed:
         self.tokenizer = Tokenizer.from_str(json.dumps({**about, **changed}))
     except Exception as error:  # the package has no class of its own
-      raise UserError("--tokenizer %s cannot be used: %s; name a tokenizer.json" % (path, error))
-    self.path, self.counts = path, Counts()
+      raise UserError(f"--tokenizer {path} cannot be used: {error}; name a tokenizer.json")
     self.tokenizer.no_truncation()  # the file may ask for both
     self.tokenizer.no_padding()
     off = random + [key for key in ("truncation", "padding") if about.get(key)]
-    if off:
-      print("prepare_text.py: warning: %s: used without its %s, so that a text always gets the same tokens, and "
-            "all of them" % (path, " and ".join(off)), file=sys.stderr)
-    self.vocab = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    if not 1 <= self.vocab <= 1 << 16:
-      raise UserError("--tokenizer %s has %d tokens, but shards hold 1 to 65536; use another" % (path, self.vocab))
-    self.separator = [self.tokenizer.token_to_id(separator)] if separator else []
-    if self.separator == [None]:
-      raise UserError("--separator %s is not a token of %s; name one that is" % (separator, path))
-    self.description = {"tokenizer": os.path.basename(path), "vocab": self.vocab, "crc32": "%08x" % zlib.crc32(data),
-                        "end_of_text": self.separator[0] if separator else None}
-    unknown = model.get("unk_token") if "unk_id" not in model else model["unk_id"]
-    self.unknown = self.tokenizer.token_to_id(unknown) if isinstance(unknown, str) else unknown
-    self.special = {token["id"] for token in about.get("added_tokens", []) if token["special"]} - {self.unknown}
-    self.special.update(self.separator)
-    self.texts = 0
-    special, plain = (self.tokenizer.encode_batch([""], add_special_tokens=add)[0].ids for add in (True, False))
-    self.separates = bool(self.separator) or len(special) > len(plain)
+    return about, "%08x" % zlib.crc32(data), off
 
   def warn_of_joined(self, text, count):
     if self.texts > 1 and not self.separates:
-      print("prepare_text.py: warning: %d documents are joined with nothing between them, as %s adds no token to "
-            "a text; --separator TOKEN puts one of its tokens before each" % (self.texts, self.path), file=sys.stderr)
+      warn(f"{self.texts} documents are joined with nothing between them, as {self.path} adds no "
+           "token to a text; --separator TOKEN puts one of its tokens before each")
 
   def tokens(self, documents, args):
     texts, read = [], 0
@@ -244,29 +247,32 @@ class TokenizerJson:
     for encoding in encodings:
       written = [number for number, added in zip(encoding.ids, encoding.special_tokens_mask) if not added]
       known.append([number for number in written if number != self.unknown])
-      self.counts.tokens += len(written)
-      self.counts.unknown += len(written) - len(known[-1])
-      self.counts.special.update(filter(self.special.__contains__, written))
+      self.counts.update(tokens=len(written), unknown=len(written) - len(known[-1]))
+      self.special_counts.update(filter(self.special.__contains__, written))
     for text, given_back in zip(texts, self.tokenizer.decode_batch(known, skip_special_tokens=False)):
-      self.counts.characters += len(text)
+      self.counts["characters"] += len(text)
       if text != given_back:  # what decoding adds, such as spaces, hides nothing
-        self.counts.lost += sum((collections.Counter(text) - collections.Counter(given_back)).values())
+        lost = collections.Counter(text) - collections.Counter(given_back)
+        self.counts["lost"] += sum(lost.values())
 
   def changes(self, split):
-    counts, self.counts = self.counts, Counts()
-    warn = lambda said: print("prepare_text.py: warning: %s: %s" % (split, said), file=sys.stderr)
-    if counts.special:
-      warn("the text itself has special tokens of %s (%s), which become these tokens%s; remove those that are not "
-           "meant as such" % (self.path, ", ".join("%s: %d" % (self.tokenizer.id_to_token(number), count)
-                                                   for number, count in sorted(counts.special.items())),
-                              "; each %s begins a document" % self.tokenizer.id_to_token(self.separator[0])
-                              if counts.special[self.separator[0] if self.separator else None] else ""))
-    if not counts.unknown and not counts.lost:
+    counts, specials = self.counts, self.special_counts
+    self.counts, self.special_counts = collections.Counter(), collections.Counter()
+    if specials:
+      name = self.tokenizer.id_to_token
+      each = ", ".join(f"{name(number)}: {count}" for number, count in sorted(specials.items()))
+      begins = ""
+      if self.separator and specials[self.separator[0]]:
+        begins = f"; each {name(self.separator[0])} begins a document"
+      warn(f"{split}: the text itself has special tokens of {self.path} ({each}), which become "
+           f"these tokens{begins}; remove those that are not meant as such")
+    if not counts["unknown"] and not counts["lost"]:
       return False
-    warn("%s cannot write all of this text: %.3g%% of its tokens are unknown, and %.3g%% of its characters are not "
-         "given back by decoding; X.json says no number of bytes, so bits_per_byte will be null" % (
-             self.path, 100 * counts.unknown / counts.tokens if counts.tokens else 0,
-             100 * counts.lost / counts.characters))
+    unknown = 100 * counts["unknown"] / max(counts["tokens"], 1)
+    lost = 100 * counts["lost"] / counts["characters"]
+    warn(f"{split}: {self.path} cannot write all of this text: {unknown:.3g}% of its tokens are "
+         f"unknown, and {lost:.3g}% of its characters are not given back by decoding; X.json says "
+         "no number of bytes, so bits_per_byte will be null")
     return True
 
   def _encode(self, texts):
@@ -274,9 +280,10 @@ class TokenizerJson:
     try:
       encodings = self.tokenizer.encode_batch(texts, add_special_tokens=not self.separator)
     except Exception as error:
-      raise UserError("--tokenizer %s cannot encode this text: %s" % (self.path, error))
+      raise UserError(f"--tokenizer {self.path} cannot encode this text: {error}")
     self._count(texts, encodings)
-    tokens, lengths, unread = array.array("H"), array.array("Q"), 0  # unread: bytes of text without a token so far
+    tokens, lengths = array.array("H"), array.array("Q")
+    unread = 0  # bytes of text without a token so far
     for text, encoding in zip(texts, encodings):
       at, first = 0, len(tokens)
       tokens.extend(self.separator + encoding.ids)
