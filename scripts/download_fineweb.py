@@ -4,9 +4,10 @@
     python3 scripts/download_fineweb.py               everything, 10 billion tokens, 20.6 GB
     python3 scripts/download_fineweb.py --shards 10   the first billion training tokens, 2.2 GB
 
-From the dataset kjj0/fineweb10B-gpt2 on Hugging Face (no account needed) into data/shards/fineweb10B/, by curl. It can
-be interrupted and run again: it keeps complete files and continues an incomplete one (NAME.part). A file gets its final
-name only after its size has been compared with its own header. Exit code 2: something to fix; 1: something failed.
+From the dataset kjj0/fineweb10B-gpt2 on Hugging Face (no account needed) into
+data/shards/fineweb10B/, by curl. It can be interrupted and run again: it keeps complete files and
+continues an incomplete one (NAME.part). A file gets its final name only after its size has been
+compared with its own header. Exit code 2: something to fix; 1: something failed.
 """
 import argparse
 import fcntl
@@ -34,7 +35,7 @@ def size_by_header(file, what):
   try:
     return shards.size_by_header(header) if len(header) == shards.HEADER_BYTES else None
   except ValueError as error:
-    raise Damaged("%s %s; is --base-url right?" % (what, error))
+    raise Damaged(f"{what} {error}; is --base-url right?")
 
 
 def complete(path):
@@ -60,11 +61,11 @@ class Download:
       try:
         fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
-        raise UserError("%s is being written by another download; wait for it or stop it" % part)
+        raise UserError(f"{part} is being written by another download; wait for it or stop it")
       except OSError as error:  # as of Lustre mounted without flock
         if self.files_done == 0:
-          self.progress.say("warning: the file system of %s has no locks (%s); start no second download there" % (
-              self.args.out, error.strerror))
+          self.progress.say(f"warning: the file system of {self.args.out} has no locks "
+                            f"({error.strerror}); start no second download there")
       try:
         self._check()
       except Damaged:
@@ -81,22 +82,23 @@ class Download:
     failures = 0
     while (have := self._size()) != self.expected:
       problem = self._transfer()
-      if self._size() == self.expected:
+      if (size := self._size()) == self.expected:
         return
-      failures = 1 if self._size() > have > 0 else failures + 1  # it was continued, so ranges work
+      failures = 1 if size > have > 0 else failures + 1  # it was continued, so ranges work
       if failures > self.args.retries:
-        raise Failure("%s: gave up after %d tries: %s; run the same command again to continue from byte %d" % (
-            self.url, failures, problem, self._size()))
+        raise Failure(f"{self.url}: gave up after {failures} tries: {problem}; run the same command "
+                      f"again to continue from byte {size}")
       wait = min(60, self.args.retry_wait * 2 ** (failures - 1))
-      self.progress.say("%s: %s; trying again in %.0f s" % (self.url, problem, wait))
+      self.progress.say(f"{self.url}: {problem}; trying again in {wait:.0f} s")
       time.sleep(wait)
 
   def _transfer(self):
     """Runs curl, continuing the part file. Returns what it said, if trying again may help."""
     limit = str(self.args.timeout)
-    command = ["curl", "-q", "--silent", "--show-error", "--fail", "--location", "--globoff", "--proto", "=http,https",
-               "--connect-timeout", limit, "--speed-time", limit, "--speed-limit", "1", "--write-out", "%{http_code}",
-               "--continue-at", "-", "--no-buffer", "--output", self.path + ".part", self.url]
+    command = ["curl", "-q", "--silent", "--show-error", "--fail", "--location", "--globoff",
+               "--proto", "=http,https", "--connect-timeout", limit, "--speed-time", limit,
+               "--speed-limit", "1", "--write-out", "%{http_code}", "--continue-at", "-",
+               "--no-buffer", "--output", self.path + ".part", self.url]
     pipe, lock = subprocess.PIPE, self.file.fileno()  # curl inherits the lock and holds it as long as it runs
     try:
       process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, pass_fds=[lock])
@@ -112,16 +114,17 @@ class Download:
         process.kill()
     self._check()
     size = self._size()
-    if status == "416" or process.returncode == NO_RANGES:  # what is here does not fit what the server has
+    if status == "416" or process.returncode == NO_RANGES:  # what is here does not fit
       self._discard()
-      return "cannot be continued from byte %d, starting again" % size
-    if "400" <= status < "500" and status not in ("408", "425", "429") or process.returncode in BAD_URL:
-      raise UserError("%s: %s; check --base-url" % (self.url, said))
+      return f"cannot be continued from byte {size}, starting again"
+    refused = "400" <= status < "500" and status not in ("408", "425", "429")
+    if refused or process.returncode in BAD_URL:
+      raise UserError(f"{self.url}: {said}; check --base-url")
     if process.returncode == CANNOT_WRITE:
-      raise Failure("writing %s.part failed: %s" % (self.path, said))
+      raise Failure(f"writing {self.path}.part failed: {said}")
     if process.returncode == 0 and size != self.expected:
-      raise Damaged("%s ends after %d bytes: the file on the server is damaged" % (self.url, size))
-    return said or "curl ended with exit code %d" % process.returncode
+      raise Damaged(f"{self.url} ends after {size} bytes: the file on the server is damaged")
+    return said or f"curl ended with exit code {process.returncode}"
 
   def _size(self):
     return os.fstat(self.file.fileno()).st_size
@@ -136,33 +139,33 @@ class Download:
       self.expected = size_by_header(self.file, self.url)
       if self.expected is None:
         return
-      free, need = shutil.disk_usage(self.args.out).free, self.expected * self.files_left - self._size()
-      if need > free:
-        raise UserError("%s has %.1f GB free, but %d more files of %.1f GB do not fit; give fewer --shards or "
-                        "another --out" % (self.args.out, free / 1e9, self.files_left, self.expected / 1e9))
+      free = shutil.disk_usage(self.args.out).free
+      if self.expected * self.files_left - self._size() > free:
+        raise UserError(f"{self.args.out} has {free / 1e9:.1f} GB free, but {self.files_left} more files "
+                        f"of {self.expected / 1e9:.1f} GB do not fit; give fewer --shards or another --out")
       self.progress.total = self.expected * (self.files_done + self.files_left)
       self.progress.done = self.expected * self.files_done + self._size()
     if self._size() > self.expected:
-      raise Damaged("%s has more bytes than the %d its header promises" % (self.url, self.expected))
+      raise Damaged(f"{self.url} has more bytes than the {self.expected} its header promises")
     self.progress.add(self.expected * self.files_done + self._size() - self.progress.done)
 
 
 def parse_arguments():
   parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--shards", type=int, default=TRAIN_SHARDS, metavar="N",
-                      help="training shards, 0 to %d [%%(default)s]; the validation shard comes first" % TRAIN_SHARDS)
-  parser.add_argument("--out", default="data/shards/fineweb10B", metavar="DIR", help="[%(default)s]")
-  parser.add_argument("--base-url", default=BASE_URL, metavar="URL", help="folder of the files [%(default)s]")
-  parser.add_argument("--retries", type=int, default=6, help="tries in a row that may fail [%(default)s]")
-  parser.add_argument("--retry-wait", type=float, default=1, metavar="SECONDS",
-                      help="wait before the first retry, doubled each time [%(default)s]")
-  parser.add_argument("--timeout", type=int, default=60, metavar="SECONDS",
-                      help="silence that ends a try [%(default)s]")
+  add = parser.add_argument
+  add("--shards", type=int, default=TRAIN_SHARDS, metavar="N",
+      help=f"training shards, 0 to {TRAIN_SHARDS} [%(default)s]; the validation shard comes first")
+  add("--out", default="data/shards/fineweb10B", metavar="DIR", help="[%(default)s]")
+  add("--base-url", default=BASE_URL, metavar="URL", help="folder of the files [%(default)s]")
+  add("--retries", type=int, default=6, help="tries in a row that may fail [%(default)s]")
+  add("--retry-wait", type=float, default=1, metavar="SECONDS",
+      help="wait before the first retry, doubled each time [%(default)s]")
+  add("--timeout", type=int, default=60, metavar="SECONDS", help="silence that ends a try [%(default)s]")
   args = parser.parse_args()
   if not 0 <= args.shards <= TRAIN_SHARDS:
-    raise UserError("--shards %d is not between 0 and %d" % (args.shards, TRAIN_SHARDS))
+    raise UserError(f"--shards {args.shards} is not between 0 and {TRAIN_SHARDS}")
   if not re.match("https?://[^/]", args.base_url):
-    raise UserError("--base-url %s does not begin with http:// or https:// and a host" % args.base_url)
+    raise UserError(f"--base-url {args.base_url} does not begin with http:// or https:// and a host")
   if args.retries < 0 or not 0 <= args.retry_wait < 1e6 or not 0 < args.timeout < 1e6:
     raise UserError("--retries and --retry-wait must not be negative, --timeout must be positive")
   return args
@@ -170,27 +173,29 @@ def parse_arguments():
 
 def main():
   args = parse_arguments()
-  names = ["fineweb_val_000000.bin"] + ["fineweb_train_%06d.bin" % i for i in range(1, args.shards + 1)]
+  names = ["fineweb_val_000000.bin"] + [f"fineweb_train_{i:06}.bin" for i in range(1, args.shards + 1)]
   try:
     os.makedirs(args.out, exist_ok=True)
   except OSError as error:
-    raise UserError("--out %s: %s" % (args.out, error.strerror))
+    raise UserError(f"--out {args.out}: {error.strerror}")
   wanted = []
   for name in names:
     path = os.path.join(args.out, name)
-    if os.path.exists(path) and not complete(path) and not os.path.exists(path + ".part"):
+    if os.path.exists(path) and complete(path):
+      continue
+    if os.path.exists(path) and not os.path.exists(path + ".part"):
       os.replace(path, path + ".part")  # cut short by another program: continue from there
-    if not os.path.exists(path) or not complete(path):
-      wanted.append(name)
-  print("%d of %d files are complete in %s" % (len(names) - len(wanted), len(names), args.out), flush=True)
+    wanted.append(path)
+  print(f"{len(names) - len(wanted)} of {len(names)} files are complete in {args.out}", flush=True)
   progress = Progress(0)
-  for index, name in enumerate(wanted):
-    path = os.path.join(args.out, name)
-    progress.title = "file %d/%d " % (index + 1, len(wanted))
-    Download(args.base_url.rstrip("/") + "/" + name, path, args, progress, index, len(wanted) - index).run()
-    progress.say("%s  %d bytes  (%d/%d)" % (path, os.path.getsize(path), index + 1, len(wanted)))
-  print('for the configuration: "data": {"train": "%s", "val": "%s"}, "model": {"vocab": 50257}' % (
-      os.path.join(args.out, "fineweb_train_*.bin"), os.path.join(args.out, "fineweb_val_*.bin")))
+  for done, path in enumerate(wanted):
+    place = f"{done + 1}/{len(wanted)}"
+    progress.title = f"file {place} "
+    url = args.base_url.rstrip("/") + "/" + os.path.basename(path)
+    Download(url, path, args, progress, done, len(wanted) - done).run()
+    progress.say(f"{path}  {os.path.getsize(path)} bytes  ({place})")
+  train, val = (os.path.join(args.out, f"fineweb_{split}_*.bin") for split in ("train", "val"))
+  print(f'for the configuration: "data": {{"train": "{train}", "val": "{val}"}}, "model": {{"vocab": 50257}}')
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python3 scripts/export.py runs/a runs/b --to tensorboard      then: tensorboard --logdir runs
     python3 scripts/export.py runs/a --to wandb [--project plusgpt]
 
-docs/comparing.md says what becomes a curve. Needs PyTorch with tensorboard, or tensorboardX; or wandb.
+docs/comparing.md says what becomes a curve. Needs PyTorch with tensorboard, tensorboardX or wandb.
 """
 import collections
 import glob
@@ -26,7 +26,7 @@ def losses(row):
 
 
 def of_series(run):
-  """The run's losses of the series that it is evaluated in while training, else of the last, in each mode."""
+  """The losses of the series that is evaluated while training, else of the last, in each mode."""
   found = []
   for mode in ("windows", "suffix"):
     rows = run.losses(mode)
@@ -37,17 +37,21 @@ def of_series(run):
 
 def points(run):
   """(axis, place on it, Unix time or None, {name: value}) of every line that is the run's own."""
-  names = lambda row: {f"{row['type']}/{key}": value for key, value in row.items()
-                       if key not in ("step", "time", "config")}
-  found = [("step", row["step"], row.get("time"), numbers(names(row))) for row in run.lines]
+  found = []
+  for row in run.lines:
+    values = {f"{row['type']}/{key}": value for key, value in row.items()
+              if key not in ("step", "time", "config")}
+    found.append(("step", row["step"], row.get("time"), numbers(values)))
   # By step: libraries call the point that comes last the newest.
   found += [("step", row["step"], row.get("time"), losses(row)) for row in of_series(run)]
-  found += [("step", step, time, numbers({f"learned/{name}/{layer}/{head}": value
-                                          for name, layers in learned.items() for layer, heads in enumerate(layers)
-                                          for head, value in enumerate(heads)}))
-            for step, time, learned in sorted(run.learned, key=lambda item: item[0])]
-  found += [("position", last, row.get("time"), numbers({f"eval/by_position/{row['length']}": loss}))
-            for row in newest(run, "windows") for loss, last in zip(row["by_position"], row["position_edges"][1:])]
+  for step, time, learned in sorted(run.learned, key=lambda item: item[0]):
+    values = {f"learned/{name}/{layer}/{head}": value for name, layers in learned.items()
+              for layer, heads in enumerate(layers) for head, value in enumerate(heads)}
+    found.append(("step", step, time, numbers(values)))
+  for row in newest(run, "windows"):
+    for loss, last in zip(row["by_position"], row["position_edges"][1:]):
+      value = numbers({f"eval/by_position/{row['length']}": loss})
+      found.append(("position", last, row.get("time"), value))
   return [point for point in found if point[3]]
 
 
@@ -70,7 +74,8 @@ def open_tensorboard():
   """SummaryWriter, and the function that makes the summaries of a configuration and last losses."""
   for package in ("torch.utils.tensorboard", "tensorboardX"):
     try:
-      return importlib.import_module(package).SummaryWriter, importlib.import_module(package + ".summary").hparams
+      module = importlib.import_module(package)
+      return module.SummaryWriter, importlib.import_module(package + ".summary").hparams
     except ImportError as error:
       missing = error
   stop(f"no library for TensorBoard ({missing}): pip install tensorboardX tensorboard")
@@ -86,7 +91,7 @@ def to_tensorboard(runs):
     for _, place, time, values in points(run):
       for name, value in values.items():
         writer.add_scalar(name, value, place, walltime=time)
-    # Not add_hparams(): it opens another writer, and tensorboardX gives both files the same name within a second.
+    # Not add_hparams(): it opens another writer, whose file tensorboardX may give the same name.
     for summary in hparams(metrics.flat(run.config), last(run)):
       writer.file_writer.add_summary(summary)
     for name, value in last(run).items():
@@ -106,7 +111,7 @@ def to_wandb(runs, project):
                           dir=os.environ.get("WANDB_DIR", run.folder))
     except wandb.Error as error:
       stop(f"wandb: {error}; log in with `wandb login`, or set WANDB_MODE=offline and `wandb sync` later")
-    # Its own counter only goes up, but an evaluation may be of an earlier step, and positions begin again.
+    # Its own counter only goes up, but an earlier step may be evaluated, and positions begin again.
     target.define_metric("*", step_metric="step")
     target.define_metric("eval/by_position/*", step_metric="position")
     for axis, place, time, values in points(run):
@@ -126,8 +131,10 @@ def main():
   for run in runs:
     if not points(run):
       stop(f"{run.folder}/metrics.jsonl holds nothing to export yet")
-    left_out = run.left_out + collections.Counter(f"of the weights of {row['weights.run']}" for row in run.foreign)
-    left_out["of another series"] = len(run.losses("windows") + run.losses("suffix")) - len(of_series(run))
+    foreign = collections.Counter(f"of the weights of {row['weights.run']}" for row in run.foreign)
+    left_out = run.left_out + foreign
+    evaluations = len(run.losses("windows") + run.losses("suffix"))
+    left_out["of another series"] = evaluations - len(of_series(run))
     if what := ", ".join(f"{number} {why}" for why, number in left_out.items() if number):
       print(f"{run.label}: evaluations left out: {what}")
   try:

@@ -17,17 +17,19 @@ URL = "https://huggingface.co"
 def opened(url: str, instead: str) -> Iterator[BinaryIO]:
   """What the server answers. instead: what the user can do if it has no such file."""
   try:
-    with urllib.request.urlopen(urllib.request.Request(url, headers={"User-Agent": "plusgpt"}), timeout=60) as response:
+    request = urllib.request.Request(url, headers={"User-Agent": "plusgpt"})
+    with urllib.request.urlopen(request, timeout=60) as response:
       yield response
   except urllib.error.HTTPError as error:
     raise UserError(f"{url}: the server answered {error.code} {error.reason}; check --base-url, or {instead}")
   except (http.client.HTTPException, OSError, ValueError) as error:
-    raise Failure("%s: %s; run the same command again" % (url, error))
+    raise Failure(f"{url}: {error}; run the same command again")
 
 
 def parquet_files(base_url: str, data_set: str, split: str, most: int, folder: str, instead: str) -> list[str]:
-  """Downloads the first `most` Parquet files of a split (0: all of them) and returns their paths."""
-  with opened(f"{base_url.rstrip('/')}/api/datasets/{data_set}/parquet/default/{split}", instead) as response:
+  """Downloads the first `most` Parquet files of a split (0: all) and returns their paths."""
+  listing = f"{base_url.rstrip('/')}/api/datasets/{data_set}/parquet/default/{split}"
+  with opened(listing, instead) as response:
     urls = parse_json(response.read().decode())
   paths = []
   for number, url in enumerate(urls[:most or None]):
