@@ -1,12 +1,12 @@
-"""compare.py torch: is our GPT-2 PyTorch's GPT-2? Trains both from the same random weights on the same shard.
+"""compare.py torch: is our GPT-2 PyTorch's GPT-2? Trains both from the same weights on a shard.
 
-PyTorch's model is scripts/lib/modeling_plusgpt.py: every variant of attention with its T x T matrices, gradients by
-automatic differentiation. Compared are the loss and every gradient tensor of the first step, the loss of each step, and
-the validation loss at once and four times the trained length. A gradient's error is max |ours - torch| / max |torch|
-over the tensor, with PyTorch in fp32 and in float64; the smaller one counts, as PyTorch's fp32 can be the one that is
-off (at the kink of relu, say). Bounds in fp32: 1e-4 for the first loss and gradients, or twice what PyTorch's fp32 is
-off by; 1e-3 for a later loss, from the nearer of PyTorch's precisions, until these are 1e-4 apart: from there on
-rounding decides (dev/bench/TORCH.md). bf16 is only shown.
+PyTorch's model is scripts/lib/modeling_plusgpt.py. Compared are the loss and every gradient tensor
+of the first step, each step's loss, and the validation loss at once and four times the trained
+length. A gradient's error is max |ours - torch| / max |torch| over the tensor, with PyTorch in fp32
+and in float64; the smaller one counts, as PyTorch's fp32 can be off (at the kink of relu, say).
+Bounds in fp32: 1e-4 for the first loss and gradients, or twice what PyTorch's fp32 is off by; 1e-3
+for a later loss, from the nearer of PyTorch's precisions, until these are 1e-4 apart: then rounding
+decides (dev/bench/TORCH.md). bf16 is only shown.
 """
 import itertools
 import json
@@ -33,8 +33,7 @@ CONFIG = {  # --set and ./train's defaults give the rest
 
 
 def random_weights(settings, seed):
-  """{name: array} for every tensor of model.safetensors. No tensor has a special value (0 or 1), which would leave some
-  gradients untested."""
+  """{name: array} of model.safetensors, without the values 0 and 1, which would hide gradients."""
   random = np.random.default_rng(seed)
   weights = {}
   for name, parameter in formula.model_of(settings).named_parameters():
@@ -62,16 +61,16 @@ def loss_of(model, inputs, targets):
 
 
 class Windows:
-  """The fixed order of an unshuffled run: window w of a shard is inputs [wT, wT + T), targets one later."""
+  """The order of an unshuffled run: window w is inputs [wT, wT + T), targets one later."""
 
   def __init__(self, path, T):
     self.tokens = np.array(shards.tokens(path), np.int64)
     self.T, self.total = T, (len(self.tokens) - 1) // T
 
   def batch(self, first, count):
-    rows = np.stack([self.tokens[w * self.T:w * self.T + self.T + 1]
-                     for w in (n % self.total for n in range(first, first + count))])
-    return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+    begins = np.arange(first, first + count) % self.total * self.T
+    rows = torch.from_numpy(self.tokens[begins[:, None] + np.arange(self.T + 1)])
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
 def learning_rate(settings, s):
@@ -83,7 +82,8 @@ def learning_rate(settings, s):
   if o["schedule"] == "linear":
     return o["lr"] * (1 - (1 - final) * x)
   if o["schedule"] != "cosine":
-    common.stop(f"optimizer.schedule={o['schedule']} is not implemented here: use cosine or linear")
+    common.stop(f"optimizer.schedule={o['schedule']} is not implemented here: "
+                "use cosine or linear")
   return o["lr"] * (final + (1 - final) * (1 + math.cos(math.pi * x)) / 2)
 
 
@@ -100,29 +100,28 @@ def backward(model, windows, s, settings):
 
 
 def evaluate(model, shard, settings):
-  """Validation loss by length: windows in order until tokens / length are used."""
-  result = {}
-  for length in settings["eval"]["lengths"]:
+  """Validation losses by length, the shortest first, of tokens / length windows in order."""
+  result = []
+  for length in sorted(settings["eval"]["lengths"]):
     windows = Windows(shard, length)
     count = min(settings["eval"]["tokens"] // length, windows.total)
     with torch.no_grad():
-      result[length] = sum(loss_of(model, *windows.batch(w, 1)).item() for w in range(count)) / count
+      losses = [loss_of(model, *windows.batch(w, 1)).item() for w in range(count)]
+    result.append(sum(losses) / count)
   return result
 
 
 def train_torch(weights, shard, settings, dtype, progress):
-  """-> losses of all steps, {(step, length): validation loss} at the start and the end."""
+  """-> losses of all steps, and these between the validation losses at the start and the end."""
   o = settings["optimizer"]
   windows = Windows(shard, settings["model"]["context"])
   model = model_with(weights, settings, dtype)
   parameters = list(model.parameters())
-  adamw = torch.optim.AdamW([{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": o["weight_decay"]},
-                             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}],
-                            betas=(o["beta1"], o["beta2"]), eps=o["eps"])
-  steps = settings["train"]["steps"]
-  val = {(0, length): loss for length, loss in evaluate(model, shard, settings).items()}
-  losses = []
-  for s in range(steps):
+  matrices = {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": o["weight_decay"]}
+  others = {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}
+  adamw = torch.optim.AdamW([matrices, others], betas=(o["beta1"], o["beta2"]), eps=o["eps"])
+  begin, losses = evaluate(model, shard, settings), []
+  for s in range(settings["train"]["steps"]):
     adamw.zero_grad()
     losses.append(backward(model, windows, s, settings))
     norm = torch.sqrt(sum(p.grad.square().sum() for p in parameters))
@@ -133,8 +132,7 @@ def train_torch(weights, shard, settings, dtype, progress):
       group["lr"] = learning_rate(settings, s)
     adamw.step()
     progress.add(1)
-  val.update({(steps, length): loss for length, loss in evaluate(model, shard, settings).items()})
-  return losses, val
+  return losses, [*begin, *losses, *evaluate(model, shard, settings)]
 
 
 def gradients_torch(weights, shard, settings, dtype):
@@ -145,7 +143,8 @@ def gradients_torch(weights, shard, settings, dtype):
 
 
 def save(path, tensors):
-  shards.write_safetensors(path, {name: ("F32", array.shape, array.tobytes()) for name, array in tensors.items()})
+  content = {name: ("F32", array.shape, array.tobytes()) for name, array in tensors.items()}
+  shards.write_safetensors(path, content)
 
 
 def load(path):
@@ -154,28 +153,27 @@ def load(path):
 
 
 def run_ours(program, folder, changes, weights):
-  """-> gradients of the first step, losses of all steps, {(step, length): validation loss}."""
+  """-> gradients of the first step, and what train_torch() returns."""
   save(os.path.join(folder, "init", "model.safetensors"), weights)
-  common.train(program, "config.json", "--dump-gradients", "gradients.safetensors", settings=changes, folder=folder)
+  dump = "--dump-gradients", "gradients.safetensors"
+  common.train(program, "config.json", *dump, settings=changes, folder=folder)
   common.train(program, "config.json", settings=changes, folder=folder)
   lines = common.metrics_of(folder, CONFIG["name"])
   losses = [line["loss"] for line in lines if line["type"] == "train"]
   val = {(line["step"], line["length"]): line["loss"] for line in lines if line["type"] == "val"}
-  return load(os.path.join(folder, "gradients.safetensors")), losses, val
+  begin = [val[key] for key in sorted(val) if key[0] == 0]
+  end = [val[key] for key in sorted(val) if key[0] > 0]
+  gradients = load(os.path.join(folder, "gradients.safetensors"))
+  return gradients, losses, [*begin, *losses, *end]
 
 
 def relative(ours, theirs):
   return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30))
 
 
-def in_order(losses, val):
-  """-> validation losses at the start, the loss of each step, validation losses at the end."""
-  return [*(val[key] for key in sorted(val) if key[0] == 0), *losses, *(val[key] for key in sorted(val) if key[0] > 0)]
-
-
 def judge_losses(ours, single, double):
-  """Losses of ours and of PyTorch in both precisions, in the order of steps -> how many PyTorch's precisions agree on,
-  and the worst error of ours among these."""
+  """Losses of ours and of PyTorch in both precisions, in the order of steps -> how many PyTorch's
+  precisions agree on, and the worst error of ours among these."""
   worst, judged = 0.0, 0
   for a, b, c in zip(ours, single, double, strict=True):
     if not abs(b - c) <= 1e-4:
@@ -185,56 +183,64 @@ def judge_losses(ours, single, double):
   return judged, worst
 
 
-def compare(arguments, variant, position, precision, progress):
+def compare(args, variant, position, precision, progress):
   """A row of the table, and {name: error of the gradient}."""
-  shard = os.path.abspath(arguments.shard)
+  shard = os.path.abspath(args.shard)
   changes = {"attention.variant": variant, "model.position": position, "precision": precision,
-             "train.steps": arguments.steps, "eval.every": arguments.steps, "data.train": shard, "data.val": shard,
-             "eval.lengths": [128] if position == "learned" else [128, 512],
-             **dict(text.partition("=")[::2] for text in arguments.set)}
+             "train.steps": args.steps, "eval.every": args.steps, "data.train": shard,
+             "data.val": shard, "eval.lengths": [128] if position == "learned" else [128, 512]}
+  changes.update(text.partition("=")[::2] for text in args.set)
   with tempfile.TemporaryDirectory() as folder:
     os.mkdir(os.path.join(folder, "init"))
     with open(os.path.join(folder, "config.json"), "w") as file:
       json.dump(CONFIG, file)
-    settings = common.settings(arguments.train, "config.json", settings=changes, folder=folder)
+    settings = common.settings(args.train, "config.json", settings=changes, folder=folder)
     weights = random_weights(settings, seed=1)
-    gradients, losses, val = run_ours(arguments.train, folder, changes, weights)
+    gradients, losses, all_losses = run_ours(args.train, folder, changes, weights)
   first, theirs = gradients_torch(weights, shard, settings, torch.float32)
   _, exact = gradients_torch(weights, shard, settings, torch.float64)
   if set(gradients) != set(theirs):
-    common.stop(f"gradient tensors that only one side has: {sorted(set(gradients) ^ set(theirs))}", 1)
+    only = sorted(set(gradients) ^ set(theirs))
+    common.stop(f"gradient tensors that only one side has: {only}", 1)
   error = {name: relative(gradients[name], theirs[name]) for name in theirs}
   exact_error = {name: relative(gradients[name], exact[name]) for name in theirs}
   worst = max(error, key=error.get)
   torch_worst = max(relative(theirs[name], exact[name]) for name in theirs)
-  torch_runs = [train_torch(weights, shard, settings, dtype, progress) for dtype in (torch.float32, torch.float64)]
+  torch_losses, single = train_torch(weights, shard, settings, torch.float32, progress)
+  _, double = train_torch(weights, shard, settings, torch.float64, progress)
   first_error = abs(losses[0] - first) / first
-  judged, later_error = judge_losses(*(in_order(*run) for run in ((losses, val), *torch_runs)))
+  judged, later_error = judge_losses(all_losses, single, double)
+  bound = max(1e-4, 2 * torch_worst)
   good = first_error <= 1e-4 and later_error <= 1e-3 and \
-      all(min(error[name], exact_error[name]) <= max(1e-4, 2 * torch_worst) for name in theirs)
+      all(min(error[name], exact_error[name]) <= bound for name in theirs)
   verdict = "-" if precision == "bf16" else "equal" if good else "DIFFERENT"
-  name = ", ".join([variant, settings["model"]["position"], *arguments.set])
   progress.end()
-  return (name, precision, f"{first:.6f}", f"{first_error:.1e}", f"{error[worst]:.1e} ({worst})",
-          f"{max(exact_error.values()):.1e} ({torch_worst:.1e})", f"{torch_runs[0][0][-1]:.5f} / {losses[-1]:.5f}",
-          f"{later_error:.1e} ({judged} of {len(losses) + len(val)})", verdict), error
+  return (", ".join([variant, settings["model"]["position"], *args.set]), precision,
+          f"{first:.6f}", f"{first_error:.1e}", f"{error[worst]:.1e} ({worst})",
+          f"{max(exact_error.values()):.1e} ({torch_worst:.1e})",
+          f"{torch_losses[-1]:.5f} / {losses[-1]:.5f}",
+          f"{later_error:.1e} ({judged} of {len(all_losses)})", verdict), error
 
 
-def rows(arguments, cases):
-  progress = common.Progress(2 * arguments.steps * len(cases), "PyTorch, in two precisions: ", "steps/s", 1)
+def rows(args, cases):
+  title = "PyTorch, in two precisions: "
+  progress = common.Progress(2 * args.steps * len(cases), title, "steps/s", 1)
   for case in cases:
-    row, error = compare(arguments, *case, progress)
+    row, error = compare(args, *case, progress)
     yield row
-    if arguments.verbose:
+    if args.verbose:
       for name, value in sorted(error.items(), key=lambda item: -item[1]):
         print(f"{value:.2e}  {name}")
 
 
-def table(arguments):
+def table(args):
   torch.manual_seed(0)
-  variants = common.variants(arguments.train) if arguments.variants == "all" else arguments.variants.split(",")
-  precisions = ("fp32", "bf16") if arguments.bf16 else ("fp32",)
+  variants = args.variants.split(",")
+  if args.variants == "all":
+    variants = common.variants(args.train)
+  positions = args.positions.split(",")
+  precisions = ("fp32", "bf16") if args.bf16 else ("fp32",)
   columns = ("attention, position", "precision", "first loss", "error", "worst gradient error",
-             "against float64 (PyTorch's)", f"loss of step {arguments.steps}, PyTorch / ours",
+             "against float64 (PyTorch's)", f"loss of step {args.steps}, PyTorch / ours",
              "worst error of a loss (losses judged)")
-  return columns, rows(arguments, list(itertools.product(variants, arguments.positions.split(","), precisions)))
+  return columns, rows(args, [*itertools.product(variants, positions, precisions)])
