@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Tells whether the losses of runs are what their variants have with other seeds.
 
-    python3 scripts/expected.py docs/results/quickstart_cpu.json runs/quickstart_softmax runs/quickstart_lssar
+    python3 scripts/expected.py docs/results/quickstart_cpu.json runs/quickstart_softmax ...
 
-The file is what `sweep.py --results` wrote: losses by length, a run for each value of one axis and each seed. Prints
-their mean and range, and below the losses of the runs. A correct run of another seed lies outside the range of n seeds
-with a chance of 2 in n + 1 at each length. So a loss counts as unexpected only outside the mean -+ t s sqrt(1 + 1 / n),
-which another seed leaves once in a hundred times (s: standard deviation; t: Student's, n - 1 degrees of freedom).
+The file is what `sweep.py --results` wrote: losses by length, a run for each value of one axis and
+each seed. Prints their mean and range, and below the losses of the runs. A correct run of another
+seed lies outside the range of n seeds with a chance of 2 in n + 1 at each length. So a loss is
+unexpected only outside the mean -+ t s sqrt(1 + 1 / n), which another seed leaves once in a hundred
+times (s: standard deviation; t: Student's, n - 1 degrees of freedom).
 """
 import sys
 
@@ -17,7 +18,7 @@ SEEDS = 4  # at least: the intervals of fewer hold nearly everything
 
 
 def bounds(losses):
-  """By row of a table with a column for each seed: what holds a further seed's loss 99 times in 100."""
+  """By row of a table, a column for each seed: what holds a further seed's loss 99 times in 100."""
   found = results.statistics(losses, 0.99)
   if (few := found["count"].min()) < SEEDS:
     raise UserError(f"{few} seeds: at least {SEEDS} are needed to say what another one gives")
@@ -30,17 +31,17 @@ def check_run(run, axis, result):
   section, _, key = axis.rpartition(".")
   label = str(metrics.section(run.config, section).get(key))
   if label not in result["axes"][axis]:
-    raise UserError(f"{run.label}: {axis} is {label}; there are losses to compare with for "
-                    f"{', '.join(result['axes'][axis])}")
+    known = ", ".join(result["axes"][axis])
+    raise UserError(f"{run.label}: {axis} is {label}; there are losses to compare with for {known}")
   steps = str(metrics.section(run.config, "train").get("steps"))
   if steps != result["steps"]:
-    raise UserError(f"{run.label}: train.steps is {steps}; the losses to compare with are of "
-                    f"{result['steps']} steps")
+    raise UserError(f"{run.label}: train.steps is {steps}; "
+                    f"the losses to compare with are of {result['steps']} steps")
   return label
 
 
 def table(result, runs=()):
-  """(the table, the losses outside: texts): mean and range of each variant, then its runs' losses."""
+  """(the table, the losses outside): mean and range of each variant, then its runs' losses."""
   (axis, labels), = result["axes"].items()
   owners = [check_run(run, axis, result) for run in runs]
   losses, lengths = results.Grid(result).by_seed(), [*map(str, result["lengths"])]
@@ -50,15 +51,17 @@ def table(result, runs=()):
     spread = zip(known.mean(axis=1), known.min(axis=1), known.max(axis=1))
     rows.append([f"{label}, {section_sweep.seeds_text(result)}",
                  *("%.3f (%.3f to %.3f)" % numbers for numbers in spread)])
-    for run in (run for run, owner in zip(runs, owners) if owner == label):
+    for run, owner in zip(runs, owners):
+      if owner != label:
+        continue
       found = [run.row.get(length) for length in result["lengths"]]
       rows.append([run.label, *("%.3f" % e.loss if e else "-" for e in found)])
       for length, e, low, high in zip(lengths, found, *bounds(known)):
+        where = f"{run.label} at {length}"
         if not e:
-          outside.append(f"{run.label} at {length}: no loss")
+          outside.append(f"{where}: no loss")
         elif not low <= e.loss <= high:
-          numbers = run.label, length, e.loss, low, high
-          outside.append("%s at %s: %.3f, expected %.3f to %.3f" % numbers)
+          outside.append(f"{where}: {e.loss:.3f}, expected {low:.3f} to {high:.3f}")
   return tables.markdown(["validation loss at length", *lengths], rows), outside
 
 

@@ -1,5 +1,5 @@
-"""Shared by several scripts: ending with a message, reading flags and texts, folders for what they write, and ./train.
-Standard library only."""
+"""Shared by several scripts: ending with a message, reading flags and texts, folders for what they
+write, and ./train. Standard library only."""
 from __future__ import annotations
 import argparse
 import array
@@ -30,13 +30,6 @@ def end_by(number: int) -> None:
   """Ends the script as the signal does by default."""
   signal.signal(number, signal.SIG_DFL)
   os.kill(os.getpid(), number)
-
-
-def die_of_interrupt() -> None:
-  """Ends the script as Ctrl-C does by default: a shell ends the loop that runs it only then, not at an exit code."""
-  with contextlib.suppress(OSError):
-    sys.stdout.flush()
-  end_by(signal.SIGINT)
 
 
 class UserError(Exception):
@@ -74,47 +67,46 @@ def plain_name(text: str) -> str:
 
 
 def wide_encoding(data: bytes) -> str:
-  """The name of an encoding if the bytes begin like text in it: with its mark, or mostly with a NUL byte at the places
-  where letters of ASCII have one. "" otherwise; wide_encoding() in base/file.h is the same."""
+  """The encoding if the bytes begin like text in it, else "": with its mark, or mostly with NUL
+  bytes where letters of ASCII have them. wide_encoding() in base/file.h is the same."""
   if len(data) < 4:  # not one character after a mark, or two without
     return ""
-  for name, *marks in (("UTF-32", codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
-                       ("UTF-16", codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-    if data.startswith(tuple(marks)):
-      return name
+  if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+    return "UTF-32"
+  if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    return "UTF-16"
   data = data[:4096]
-  mostly = "".join("0" if 8 * data[place::4].count(0) > len(data) else "x" for place in range(4))
-  return {"x0x0": "UTF-16LE", "0x0x": "UTF-16BE", "x000": "UTF-32LE", "000x": "UTF-32BE"}.get(mostly, "")
+  mostly = "".join("0" if 8 * data[at::4].count(0) > len(data) else "x" for at in range(4))
+  names = {"x0x0": "UTF-16LE", "0x0x": "UTF-16BE", "x000": "UTF-32LE", "000x": "UTF-32BE"}
+  return names.get(mostly, "")
 
 
 def decoded(data: bytes, name: str) -> str:
-  """The text of bytes in UTF-8, without the mark that may begin it (BOM). A UserError if wide_encoding() knows another,
-  else a ValueError if it is not UTF-8."""
-  wide = wide_encoding(data)
-  if wide:
+  """UTF-8 as text, without its mark (BOM). A UserError if it is wide, a ValueError if it is neither."""
+  if wide := wide_encoding(data):
     raise UserError(f"{name} is {wide} text; convert it to UTF-8 (iconv -f {wide} -t UTF-8)")
   return data.decode("utf-8-sig")
 
 
 def unique(pairs: list[tuple]) -> dict:
   """An object of JSON. A ValueError if a key is given twice."""
-  found = dict(pairs)
-  if len(found) < len(pairs):
-    seen = set()
-    key = next(key for key, _ in pairs if key in seen or seen.add(key))
-    raise ValueError(f"the key {json.dumps(key)[:80]} is given twice in one object; remove one")
+  found = {}
+  for key, value in pairs:
+    if key in found:
+      raise ValueError(f"the key {json.dumps(key)[:80]} is given twice in one object; remove one")
+    found[key] = value
   return found
 
 
 def parse_json(text: str) -> object:
-  """What users wrote as JSON. A ValueError if it is not JSON, or gives a key twice; or a RecursionError."""
+  """What users wrote as JSON. A ValueError if it is none or has a key twice; a RecursionError."""
   def integer(digits):
-    return int(digits) if len(digits) <= 4300 else float(digits)  # more are JSON too, but Python refuses them
+    return int(digits) if len(digits) <= 4300 else float(digits)  # Python refuses more digits
   return json.loads(text, object_pairs_hook=unique, parse_int=integer)
 
 
 def read_json(path: str, what: str = "JSON") -> object:
-  """The content of a JSON file. what: the kind of content, which the error about a damaged file names."""
+  """The content of a JSON file. what: its kind, for the error about a damaged file."""
   try:
     with open(path, "rb") as file:
       return parse_json(decoded(file.read(), path))
@@ -125,8 +117,9 @@ def read_json(path: str, what: str = "JSON") -> object:
 
 
 def end_by_exception(number: int, _) -> None:
-  """For signals: raises SystemExit, and again every 0.1 s until it is handled. Callbacks of weak references and some C
-  modules lose exceptions, and importing a module runs both. Code that already handles it, as `finally`, continues."""
+  """For signals: raises SystemExit, and again every 0.1 s until it is handled. Callbacks of weak
+  references and some C modules lose exceptions, and importing a module runs both. Code that already
+  handles it, as `finally`, continues."""
   handled = sys.exc_info()[1]
   while handled:
     if isinstance(handled, SystemExit):
@@ -138,10 +131,10 @@ def end_by_exception(number: int, _) -> None:
 
 
 def run(main: Callable, interrupted: str) -> None:
-  """Runs main() and prints its errors as messages. interrupted: what Ctrl-C leaves behind. Other signals that end a
-  script do so through `finally`, which removes temporary folders, with exit code 128 + signal."""
+  """Runs main() and prints its errors as messages. interrupted: what Ctrl-C leaves behind. Other
+  signals end it through `finally`, which removes temporary folders, with code 128 + signal."""
   for number in (signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP is ignored, and sweep.py has its own way
+    if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup, nor sweep.py's own
       signal.signal(number, end_by_exception)
   try:
     try:
@@ -156,17 +149,20 @@ def run(main: Callable, interrupted: str) -> None:
   except (Failure, OSError) as error:
     stop(f"failed: {error}", 1)
   except KeyboardInterrupt:
-    print(f"{os.path.basename(sys.argv[0])}: interrupted; {interrupted}", file=sys.stderr, flush=True)
-    die_of_interrupt()
+    script = os.path.basename(sys.argv[0])
+    print(f"{script}: interrupted; {interrupted}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+      sys.stdout.flush()
+    end_by(signal.SIGINT)  # only then does a shell end the loop that runs this
 
 
 class Progress:
-  """Of bytes, or of steps: a line on standard error, which rewrites itself on a terminal; else one each half minute."""
+  """Of bytes or steps: a line on standard error; rewritten on a terminal, else one each 30 s."""
 
   def __init__(self, total, title="", unit="MB/s", of=1e6):
-    """total: 0 if not known yet, which shows nothing. title: begins the line. unit, of: of the speed, and its size."""
-    self.unit, self.of = unit, of
-    self.total, self.title, self.done, self.moved = total, title, 0, 0  # moved: now, not in an earlier attempt
+    """total: 0 if not known yet, which shows nothing. unit, of: of the speed, and its size."""
+    self.total, self.title, self.unit, self.of = total, title, unit, of
+    self.done, self.moved = 0, 0  # moved: now, not in an earlier attempt
     self.terminal = sys.stderr.isatty()
     self.begin = self.shown = time.monotonic()
 
@@ -179,9 +175,10 @@ class Progress:
     self.shown = now
     speed = max(self.moved, 1) / max(now - self.begin, 1e-3)
     left = (self.total - self.done) / speed
-    self._write("%s%s%5.1f%% | %.1f %s | eta %d:%02d:%02d%s" % (
-        "\r" if self.terminal else "", self.title, 100 * self.done / self.total, speed / self.of, self.unit,
-        left // 3600, left % 3600 // 60, left % 60, "   " if self.terminal else "\n"))
+    share = 100 * self.done / self.total
+    text = f"{self.title}{share:5.1f}% | {speed / self.of:.1f} {self.unit} | "
+    text += "eta %d:%02d:%02d" % (left // 3600, left % 3600 // 60, left % 60)
+    self._write(f"\r{text}   " if self.terminal else text + "\n")
 
   def end(self):
     if self.terminal:
@@ -198,10 +195,9 @@ class Progress:
 
 
 def check_output(flag: str, path: str, inputs: Iterable[str] = ()) -> None:
-  """A UserError unless a file can be written there, which is what the flag asks for, and it is none of the inputs.
-  Leaves nothing behind."""
-  for given in inputs:
-    if given and os.path.exists(path) and os.path.exists(given) and os.path.samefile(path, given):
+  """A UserError unless the flag's file can be written and is no input. Leaves nothing behind."""
+  for given in filter(os.path.exists, filter(None, inputs)):
+    if os.path.exists(path) and os.path.samefile(path, given):
       raise UserError(f"{flag} {path}: would overwrite what is read; name another file")
   folder = os.path.dirname(path) or "."
   if not os.path.isdir(folder):
@@ -217,7 +213,7 @@ def check_output(flag: str, path: str, inputs: Iterable[str] = ()) -> None:
 
 @contextlib.contextmanager
 def output_folder(folder: str, flag: str = "--out") -> Iterator[None]:
-  """Makes it for the block; afterwards removes the folders that it made, if empty. A UserError if it cannot be made."""
+  """Makes it for the block; afterwards removes what it made, if empty. A UserError if it cannot."""
   made, path = [], os.path.abspath(folder)
   while not os.path.lexists(path):
     made.append(path)
@@ -237,22 +233,23 @@ def output_folder(folder: str, flag: str = "--out") -> Iterator[None]:
 @contextlib.contextmanager
 def whole_files(folder: str, pattern: re.Pattern, overwrite: bool,
                 what: str = "files of this name, or another folder (--out)") -> Iterator[str]:
-  """A temporary folder, as `with whole_files(...) as temporary`. When the block ends without an error, its files move
-  to `folder` and replace all whose names match the compiled pattern; before that nothing changes there. A UserError if
-  some match and overwrite is false, or if the folder cannot be used. what: the end of its advice to use --overwrite."""
+  """A temporary folder. When the block ends without an error, its files move to `folder` and
+  replace all whose names match the pattern; before that nothing changes there. A UserError if some
+  match and overwrite is false. what: the end of its advice to use --overwrite."""
   with output_folder(folder):
-    # The name first: a signal that ends the script as soon as the folder is there must not leave it behind.
+    # The name first: a signal as soon as the folder is there must not leave it behind.
     temporary = os.path.join(folder, f".tmp_prepare_{secrets.token_hex(8)}")
     try:
       try:
         old = sorted(filter(pattern.fullmatch, os.listdir(folder)))
         if old and not overwrite:
-          raise UserError(f"{os.path.join(folder, old[0])} exists; use --overwrite to replace the {what}")
+          first = os.path.join(folder, old[0])
+          raise UserError(f"{first} exists; use --overwrite to replace the {what}")
         os.mkdir(temporary, mode=0o700)
       except OSError as error:
         raise UserError(f"--out {folder}: {error.strerror}")
       yield temporary
-      for name in old:  # all of them first: files may be missing if this is stopped here, but old and new never mix
+      for name in old:  # all of them first: if this is stopped, old and new do not mix
         os.remove(os.path.join(folder, name))
       for name in sorted(os.listdir(temporary)):
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
@@ -267,17 +264,21 @@ def say_once(text: str) -> None:
 
 
 def gpt2_vocabulary(directory: str) -> tuple[dict[str, int], dict]:
-  """{token: number} of a folder with a tokenizer in GPT-2's files, and what X.json says of it (data/tokenizer.h). The
-  folder is one that ./train accepts."""
-  vocabulary, merges = (next(filter(os.path.exists, (os.path.join(directory, name) for name in names)))
-                        for names in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")))
-  numbers = read_json(vocabulary)
-  with open(merges, "rb") as file:
-    lines = [line.rstrip(b"\r") for line in file.read().removeprefix(codecs.BOM_UTF8).split(b"\n")]
+  """{token: number} of a folder with a tokenizer in GPT-2's files, one that ./train accepts, and
+  what X.json says of it (data/tokenizer.h)."""
+  def path(*names):
+    paths = [os.path.join(directory, name) for name in names]
+    return next(filter(os.path.exists, paths))
+
+  numbers = read_json(path("vocab.json", "encoder.json"))
+  with open(path("merges.txt", "vocab.bpe"), "rb") as file:
+    text = file.read().removeprefix(codecs.BOM_UTF8)
+  lines = [line.rstrip(b"\r") for line in text.split(b"\n")]
   lines = lines[lines[0].startswith(b"#version"):]
-  content = [token.encode() for token in sorted(numbers, key=numbers.get)] + [line for line in lines if line]
-  return numbers, {"tokenizer": "gpt2", "vocab": len(numbers), "end_of_text": numbers.get("<|endoftext|>"),
-                   "crc32": "%08x" % zlib.crc32(b"".join(line + b"\n" for line in content))}
+  content = [*map(str.encode, sorted(numbers, key=numbers.get)), *filter(None, lines)]
+  crc32 = zlib.crc32(b"".join(line + b"\n" for line in content))
+  return numbers, {"tokenizer": "gpt2", "vocab": len(numbers),
+                   "end_of_text": numbers.get("<|endoftext|>"), "crc32": f"{crc32:08x}"}
 
 
 BYTES = {"tokenizer": "bytes", "vocab": 256, "end_of_text": None}  # what X.json says of bytes
@@ -289,35 +290,42 @@ def description(args: argparse.Namespace) -> dict:
 
 
 def encode(args: argparse.Namespace, texts: list[str]) -> list[array.array]:
-  """The tokens of each text, none of them empty, by args.tokenizer, args.tokenizer_dir and args.train. Those of GPT-2
-  begin with the token that separates documents."""
+  """The tokens of each text, none of them empty, by args.tokenizer, args.tokenizer_dir and
+  args.train. Those of GPT-2 begin with the token that separates documents."""
   if args.tokenizer == "bytes":
     return [array.array("H", list(text.encode())) for text in texts]
   if not args.tokenizer_dir:
     raise UserError("--tokenizer gpt2 needs --tokenizer-dir: a folder with GPT-2's vocabulary files")
   command = [os.path.abspath(args.train), "--encode", args.tokenizer_dir]
+  joined = "<|endoftext|>".join(["", *texts]).encode()
   try:
-    done = subprocess.run(command, input="<|endoftext|>".join(["", *texts]).encode(), capture_output=True)
+    done = subprocess.run(command, input=joined, capture_output=True)
   except OSError as error:
-    raise UserError("--train %s cannot be run: %s; build it with make" % (command[0], error.strerror))
+    raise UserError(f"--train {command[0]} cannot be run: {error.strerror}; build it with make")
+  said = done.stderr.decode(errors="replace")
   if done.returncode:
-    raise (UserError if done.returncode == 2 else Failure)("%s: exit %d: %s" % (
-        shlex.join(command), done.returncode, done.stderr.decode(errors="replace").strip()))
-  say_once(done.stderr.decode(errors="replace"))
+    kind = UserError if done.returncode == 2 else Failure
+    raise kind(f"{shlex.join(command)}: exit {done.returncode}: {said.strip()}")
+  say_once(said)
   tokens = array.array("H", done.stdout)
   starts = [at for at, token in enumerate(tokens) if token == tokens[0]] + [len(tokens)]
   return [tokens[start:end] for start, end in zip(starts, starts[1:])]
 
 
 def train(program: str, *flags: str, settings: dict = {}, folder: str | None = None) -> str:
-  """Runs ./train in a folder, with --set for each setting, and returns its output; ends the script if that fails."""
-  flags = [*flags, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
+  """Runs ./train in a folder, with --set for each setting; its output. Ends the script if it fails."""
+  flags = [*flags]
+  for key, value in settings.items():
+    flags += "--set", f"{key}={value}"
+  command = [os.path.abspath(program), *flags]
   try:
-    done = subprocess.run([os.path.abspath(program), *flags], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
   except OSError as error:
-    stop(f"{program} cannot be run: {error.strerror}; build it with make, or name it with --train")
+    stop(f"{program} cannot be run: {error.strerror}; "
+         "build it with make, or name it with --train")
   if done.returncode:
-    stop(f"{shlex.join([program, *flags])}: exit {done.returncode}\n{done.stderr}", 2 if done.returncode == 2 else 1)
+    said = f"{shlex.join([program, *flags])}: exit {done.returncode}\n{done.stderr}"
+    stop(said, 2 if done.returncode == 2 else 1)
   return done.stdout
 
 
@@ -328,8 +336,8 @@ def metrics_of(folder: str, name: str) -> list[dict]:
 
 
 def rows(program: str, *flags: str, **options) -> dict[str, tuple[str, str]]:
-  """{key: (value as ./train writes it, its origin and whether it may change)} of every setting that ./train makes of a
-  configuration and flags, except those that are chosen when a run starts (auto)."""
+  """{key: (value as ./train writes it, its origin and whether it may change)} of every setting that
+  ./train makes of flags, except those that are chosen when a run starts (auto)."""
   result = {}
   for line in train(program, *flags, "--print-config", **options).splitlines():
     key, rest = line.split(None, 1)
