@@ -1,16 +1,17 @@
 """Reads the metrics.jsonl of runs, for every script that needs them.
 
-    training, evaluations = load("runs/NAME")  # two DataFrames of pandas: steps, and evaluations of all types
+    training, evaluations = load("runs/NAME")  # DataFrames: steps, and evaluations of all types
 
 Evaluations of equal `id` are comparable, and those of equal `series` are one curve by length
-(docs/metrics.md): nothing here works out either. Lines of evaluations without an `id` are of an older program;
-they are counted and left out.
+(docs/metrics.md): nothing here works out either. Evaluations without an `id` are of an older
+program; they are counted and left out.
 """
 from __future__ import annotations
 import collections
 import contextlib
 import glob
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -22,22 +23,21 @@ from typing import Iterator, NamedTuple
 
 from lib.common import UserError, read_json, stop
 
-WITHOUT_PANDAS = (f"{sys.executable} has no pandas; {sys.executable} -m pip install pandas, or use "
-                  "/usr/bin/python3, for which scripts/install_deps.sh installs it")
-
 
 def load_pandas():
   try:
     import pandas
   except ImportError:
-    stop(f"no tables: {WITHOUT_PANDAS}")
+    python = sys.executable
+    stop(f"no tables: {python} has no pandas; {python} -m pip install pandas, or use "
+         "/usr/bin/python3, for which scripts/install_deps.sh installs it")
   return pandas
 
 
-# ------------------------------------------------------------------------------------------------------- values
+# ----------------------------------------------------------------------- values
 
 def finite(value: object) -> float | None:
-  """The value if it is a number that can be drawn, else None: a loss that exploded, or no number."""
+  """The value if it is a number that can be drawn; None if not, or for a loss that exploded."""
   return value if type(value) in (int, float) and abs(value) < 1e39 else None  # any float32
 
 
@@ -56,8 +56,10 @@ def flat_row(entry: dict, prefix: str = "") -> dict[str, object]:
   """{"model.layers": 12, ...} of nested objects."""
   result = {}
   for key, value in entry.items():
-    inner = isinstance(value, dict)
-    result.update(flat_row(value, f"{prefix}{key}.") if inner else {prefix + key: value})
+    if isinstance(value, dict):
+      result.update(flat_row(value, f"{prefix}{key}."))
+    else:
+      result[prefix + key] = value
   return result
 
 
@@ -73,42 +75,42 @@ def numbers(values: object) -> list:
   return values if good else []
 
 
-# ---------------------------------------------------------------------------------------------- what a run is of
+# ------------------------------------------------------------- what a run is of
 
 UNKNOWN = "unknown"  # the content of what an older program began from
 
 
 def content(*lists: object) -> str:
-  """Equal for lists of files [{"name", "xxh64", ...}] with the same bytes in the same order, wherever they are;
-  UNKNOWN without any."""
-  sums = [str(file.get("xxh64")) for files in lists if isinstance(files, list)
-          for file in files if isinstance(file, dict)]
+  """Equal for lists of files [{"xxh64", ...}] with the same bytes in the same order; or UNKNOWN."""
+  files = [file for found in lists if isinstance(found, list) for file in found]
+  sums = [str(file.get("xxh64")) for file in files if isinstance(file, dict)]
   return hashlib.sha256(" ".join(sums).encode()).hexdigest()[:16] if sums else UNKNOWN
 
 
 def contents(identity: dict, folder: str = "") -> dict[str, str]:
-  """What a run began from, {"data.train": with its labels, "init"}: by the "identity" of its start line, which
-  ./train --print-identity prints too; of a run by an older program, by a checkpoint in its folder."""
+  """What a run began from, {"data.train": with its labels, "init"}: by the "identity" of its start
+  line, which ./train --print-identity prints too; of an older program, by a checkpoint."""
   train = content(identity.get("data.train"), identity.get("data.labels"))
-  older = os.path.join(glob.escape(folder), "step_*", "state.json") if folder and not identity else ""
-  for path in sorted(glob.glob(older)):
-    with contextlib.suppress(UserError, AttributeError):  # damaged: another may do
-      train = content(section(read_json(path), "data").get("train"))
+  if folder and not identity:
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "step_*", "state.json"))):
+      with contextlib.suppress(UserError, AttributeError):  # damaged: another may do
+        train = content(section(read_json(path), "data").get("train"))
   return {"data.train": train, "init": content(identity.get("init"))}
 
 
-# -------------------------------------------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------- reading
 
 EVALUATIONS = "val", "eval", "task", "passkey", "diagnostics"  # types of lines
 LOSSES = "val", "eval"
 OLDER = ("of an older program, which did not write what they are of "
          "(./train RUN --eval --resume evaluates again)")
-SCALARS = ("time", "tokens", "tokens_per_s", "ms", "mfu", "grad_norm", "stderr", "loss", "lr", "lr_muon",
-           "last_loss", "bits_per_byte", "accuracy", "accuracy_stderr", "exact_stderr",
-           "acc", "acc_norm", "chance", "margin", "word_perplexity", "control", "first_token", "sink_rate",
-           "entropy", "entropy_norm", "m_act", "gate", "zeros")
-
-INTEGERS = "step", "length", "n", "trials", "max_length", "of.windows", "of.tokens_asked"  # where not all have some
+SCALARS = ("time", "tokens", "tokens_per_s", "ms", "mfu", "grad_norm", "stderr", "loss", "lr",
+           "lr_muon", "last_loss", "bits_per_byte", "accuracy", "accuracy_stderr", "exact_stderr",
+           "acc", "acc_norm", "chance", "margin", "word_perplexity", "control", "first_token",
+           "sink_rate", "entropy", "entropy_norm", "m_act", "gate", "zeros")
+LISTS = "position_edges", "by_position", "accuracy_by_position", "window_losses", "window_labels"
+# Columns of integers in which some rows may have none.
+INTEGERS = "step", "length", "n", "trials", "max_length", "of.windows", "of.tokens_asked"
 
 
 def metrics_file(run: str) -> str:
@@ -120,18 +122,18 @@ def checked_row(entry: dict) -> dict:
   row = flat_row(entry)
   row.update({key: finite(row[key]) for key in SCALARS if key in row})
   if row["type"] == "passkey":
-    row["exact"], lists = numbers(row["exact"]), [row[key] for key in ("depths", "exact", "distance")]
-    if {None} & {finite(value) for values in lists for value in values} or not row["exact"]:
+    row["exact"] = numbers(row["exact"])
+    values = [*row["depths"], *row["exact"], *row["distance"]]
+    if None in map(finite, values) or not row["exact"]:
       raise ValueError("not a number in each cell")
   if row["type"] in LOSSES:
     row["exact"] = finite(row.get("exact"))
-    for key in ("position_edges", "by_position", "accuracy_by_position", "window_losses", "window_labels"):
-      row[key] = numbers(row.get(key))
-    if row["loss"] is None or None in row["position_edges"] or not isinstance(row["of.data"], list):
+    row.update({key: numbers(row.get(key)) for key in LISTS})
+    count(row["length"], 1)
+    if row["loss"] is None or None in row["position_edges"] or \
+       not isinstance(row["of.data"], list) or not isinstance(row["series"] + row["mode"], str):
       raise ValueError("not the losses of an evaluation")
     [(shard["name"], shard["xxh64"]) for shard in row["of.data"]]
-    if not isinstance(row["series"] + row["mode"], str) or count(row["length"], 1) < 1:
-      raise ValueError("not the losses of an evaluation")
   if row["type"] == "diagnostics":
     heads = [layer["heads"] for layer in row["layers"] if len(layer["max"]) == 3]
     bins = {len(numbers(head["reach"])) for layer in heads for head in layer}
@@ -142,8 +144,7 @@ def checked_row(entry: dict) -> dict:
 
 
 def lines_of(path: str, warn: bool = True) -> Iterator[dict]:
-  """Each line that is a JSON object with a type and, but for "start" lines, a step. A warning names the first
-  damaged line."""
+  """Each object with a type and, but for "start" lines, a step. Warns of the first damaged line."""
   damaged = []
   with open(path, encoding="utf-8", errors="replace") as file:
     for number, text in enumerate(file, 1):
@@ -167,8 +168,8 @@ def lines_of(path: str, warn: bool = True) -> Iterator[dict]:
 
 
 class Lines(NamedTuple):
-  """Of one file: "start" lines; rows of steps; rows of evaluations, which have an id and the `config` of their
-  program; "groups" lines; how many evaluations are of an older program."""
+  """Of one file: "start" lines; rows of steps; rows of evaluations, which have an id and the
+  `config` of their program; "groups" lines; how many evaluations are of an older program."""
   starts: list[dict]
   training: list[dict]
   evaluations: list[dict]
@@ -182,13 +183,12 @@ def read(path: str, warn: bool = True) -> Lines:
     kind = entry["type"]
     if kind == "start":
       starts.append(entry)
+    elif kind == "groups":
+      groups.append(entry)
     elif kind in EVALUATIONS and not isinstance(entry.get("id"), str):
       older += 1
-    elif kind in ("train", "skip", "groups", *EVALUATIONS):
+    elif kind in ("train", "skip", *EVALUATIONS):
       with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        if kind == "groups":
-          groups.append(entry)
-          continue
         row = {**checked_row(entry), "config": len(starts) - 1}
         if kind in EVALUATIONS:
           row["weights.run"], row["learned"] = row["weights.run"], entry.get("learned")
@@ -202,24 +202,27 @@ class Tables(NamedTuple):
 
 
 def load(run: str) -> Tables:
-  """The tables of a run's folder, with a column for each field: "loss", "of.precision", "weights.run", ...
-
-  training: its "train" and "skip" lines. evaluations: those of all types with an `id`."""
+  """Tables with a column for each field ("loss", "of.precision", "weights.run", ...): of "train"
+  and "skip" lines, and of evaluations of all types with an `id`."""
   pandas, found = load_pandas(), read(metrics_file(run))
-  frames = [pandas.DataFrame(rows).drop(columns=["config", "learned"], errors="ignore")
-            for rows in (found.training, found.evaluations)]
-  return Tables(*(frame.astype({key: "Int64" for key in INTEGERS if key in frame}) for frame in frames))
+
+  def frame(rows):
+    made = pandas.DataFrame(rows).drop(columns=["config", "learned"], errors="ignore")
+    return made.astype({key: "Int64" for key in INTEGERS if key in made})
+
+  return Tables(frame(found.training), frame(found.evaluations))
 
 
-# ------------------------------------------------------------------------------------------------------------ runs
+# ------------------------------------------------------------------------- runs
 
 class Run:
   """A run's metrics.jsonl.
 
-  start, config: of the first "start" line, with the optimizer and steps of the newest training. lines: the rows of
-  "train" and "skip" lines. names: what it was called while it trained. evaluations: the rows of its own weights,
-  by name; a run that never trained has those that it evaluated last, .weights. foreign: the others.
-  learned: [(step, time, {name: [[number of each head] of each layer]})]. left_out: {"of ...": how many}."""
+  start, config: of the first "start" line, with the optimizer and steps of the newest training.
+  lines: the rows of "train" and "skip" lines. names: what it was called while it trained.
+  evaluations: the rows of its own weights, by name; a run that never trained has those that it
+  evaluated last, .weights. foreign: the others. learned: [(step, time, {name: [[number of each
+  head] of each layer]})]. left_out: {"of ...": how many}."""
   warned = set()  # files
 
   def __init__(self, folder):
@@ -229,35 +232,41 @@ class Run:
     found = read(path, self.path not in self.warned)
     self.warned.add(self.path)
     self.starts = [{"config": {}}, *found.starts]
-    self.start, self.lines = found.starts[0] if found.starts else {}, found.training
+    self.start, self.lines = self.starts[1] if found.starts else {}, found.training
     self.config = dict(self.start.get("config", {}))
-    trained = [self.starts[number + 1]["config"] for number in {row["config"]: 0 for row in self.lines}]
+    programs = dict.fromkeys(row["config"] for row in self.lines)
+    trained = [self.starts[number + 1]["config"] for number in programs]
     self.names = {config.get("name") for config in trained}
     for config in trained:
       self.config.update({key: config[key] for key in ("optimizer", "train") if key in config})
-    last = found.evaluations[-1]["weights.run"] if found.evaluations else self.config.get("name")
-    self.weights = self.names or {last}
     self.left_out = collections.Counter({OLDER: found.older} if found.older else {})
-    newest = {(row["weights.run"], row["step"]): sum for row in found.evaluations
-              if (sum := row.get("weights.xxh64"))}
-    current = []
-    for row in found.evaluations:
-      if row.get("weights.xxh64") in (None, newest.get((row["weights.run"], row["step"]))):
-        current.append(row)
-      else:
-        self.left_out["of weights that were replaced since"] += 1
-    self.evaluations = [row for row in current if row["weights.run"] in self.weights]
-    self.foreign = [row for row in current if row["weights.run"] not in self.weights]
-    self.learned = [(line["step"], finite(line.get("time")), by_head) for line in
-                    [*found.groups, *self.evaluations] if (by_head := learned_by_head(line))]
     self.contents = contents(section(self.start, "identity"), self.folder)
+    self.take(found.evaluations)
+    self.learned = [(line["step"], finite(line.get("time")), by_head)
+                    for line in [*found.groups, *self.evaluations]
+                    if (by_head := learned_by_head(line))]
+
+  def take(self, evaluations):
+    """Tells its own from the others, and leaves out those of weights that were replaced."""
+    last = evaluations[-1]["weights.run"] if evaluations else self.config.get("name")
+    self.weights = self.names or {last}
+    newest = {(row["weights.run"], row["step"]): row["weights.xxh64"]
+              for row in evaluations if row.get("weights.xxh64")}
+    self.evaluations, self.foreign = [], []
+    for row in evaluations:
+      if row.get("weights.xxh64") not in (None, newest.get((row["weights.run"], row["step"]))):
+        self.left_out["of weights that were replaced since"] += 1
+      elif row["weights.run"] in self.weights:
+        self.evaluations.append(row)
+      else:
+        self.foreign.append(row)
 
   def settings(self):
-    """{key: value}, with those of the configuration "content.data.train" and "content.init": contents()."""
-    return {**flat(self.config), **{f"content.{key}": value for key, value in self.contents.items()}}
+    """{key: value} of the configuration, and contents() as "content.data.train", ..."""
+    return {**flat(self.config), **flat_row(self.contents, "content.")}
 
   def samples(self, row):
-    """The file with the answers of a "task" row, where --tasks wrote one; else None."""
+    """The file with the answers of a "task" row, where --tasks wrote one."""
     return section(self.starts[row["config"] + 1]["config"], "task").get("samples")
 
   def train(self):
@@ -288,11 +297,12 @@ class Run:
 
   @property
   def own(self):
-    """The last evaluation in mode "windows", while training if there is one; .config: of its program."""
+    """The last evaluation in mode "windows", while training if any was; .config: its program's."""
     windows = self.losses()
     found = [row for row in windows if row["type"] == "val"] or windows
     if found:
-      return types.SimpleNamespace(row=found[-1], config=self.starts[found[-1]["config"] + 1]["config"])
+      last = found[-1]
+      return types.SimpleNamespace(row=last, config=self.starts[last["config"] + 1]["config"])
 
   @property
   def row(self):
@@ -303,14 +313,15 @@ def of_series(rows, series):
   """{length: evaluation, with fields as attributes} of the newest step of a series."""
   rows = [row for row in rows if row["series"] == series]
   step = max(row["step"] for row in rows)
+  keys = "step", "loss", "time", "bits_per_byte", "accuracy", "exact"
   return {row["length"]: types.SimpleNamespace(
-      **{key: row.get(key) for key in ("step", "loss", "time", "bits_per_byte", "accuracy", "exact")},
-      labels=row.get("of.label_mean"), shards=[(file["tokens"], str(file["xxh64"])) for file in row["of.data"]])
+      **{key: row.get(key) for key in keys}, labels=row.get("of.label_mean"),
+      shards=[(file["tokens"], str(file["xxh64"])) for file in row["of.data"]])
           for row in rows if row["step"] == step}
 
 
 def evaluated(run: Run) -> dict[int, types.SimpleNamespace]:
-  """{length: evaluation} of the newest step: losses of all targets, or of the last ones where eval.mode is suffix."""
+  """{length: evaluation} of the newest step: of all targets, or the last if eval.mode is suffix."""
   if section(run.config, "eval").get("mode") != "suffix":
     return run.row
   suffixes = run.losses("suffix")
@@ -318,15 +329,17 @@ def evaluated(run: Run) -> dict[int, types.SimpleNamespace]:
 
 
 def learned_by_head(entry: dict) -> dict[str, list]:
-  """{"attn.sink": [[number of each head] of each layer]} in a "diagnostics" or "groups" line; [] for a layer
-  without, names without numbers left out."""
-  found = {name: [*map(numbers, layers)] for name, layers in section(entry, "learned").items()
-           if isinstance(layers, list)}
-  return {name: layers for name, layers in found.items() if any(layers)}
+  """{"attn.sink": [[number of each head] or [] of each layer]} of an evaluation or "groups" line."""
+  found = {}
+  for name, layers in section(entry, "learned").items():
+    by_layer = [*map(numbers, layers)] if isinstance(layers, list) else []
+    if any(by_layer):
+      found[name] = by_layer
+  return found
 
 
 def read_runs(folders: list[str]) -> list[Run]:
-  """The run of each, once. Folders with the same name get enough of the path as labels to tell them apart."""
+  """The run of each, once. Labels have enough of the path to tell equal names apart."""
   given = {}
   for folder in folders:
     given.setdefault(os.path.realpath(metrics_file(folder)), folder)
@@ -335,16 +348,15 @@ def read_runs(folders: list[str]) -> list[Run]:
   except OSError as error:
     stop(f"{error.filename}: {error.strerror}")
   parts = [os.path.abspath(run.folder).split(os.sep) for run in runs]
-  for number, run in enumerate(runs):
-    others = [other for other in parts if other != parts[number]]
+  for run, mine in zip(runs, parts):
     depth = 1
-    while any(other[-depth:] == parts[number][-depth:] for other in others):
+    while any(other != mine and other[-depth:] == mine[-depth:] for other in parts):
       depth += 1
-    run.label = os.sep.join(parts[number][-depth:])
+    run.label = os.sep.join(mine[-depth:])
   return runs
 
 
-# ------------------------------------------------------------------------------------------------------ statistics
+# ------------------------------------------------------------------- statistics
 
 def student(chance: float, freedom: int) -> float:
   """t: a value of Student's distribution lies within -t to t with this chance."""
@@ -373,37 +385,40 @@ def width_text(half: float, digits: str = "{:.3f}") -> str:
 
 
 def paired(one, other) -> tuple[float, float] | None:
-  """(mean, standard error) of one - other over their windows, in nats per token: two evaluations of equal id (rows
-  of load()). None if their groups of windows are not known.
+  """(mean, standard error) of one - other over their windows, in nats per token: two evaluations of
+  equal id (rows of load()). None if their groups of windows are not known.
 
-  Each group counts by its share of the loss, its n_g windows or labels of N: mean = sum n_g d_g / N. A group's
-  difference d_g is a mean of n_g, so n_g (d_g - mean)^2 estimates the variance of one's difference, and the error
-  is the root of sum n_g (d_g - mean)^2 / (G - 1) / N: with groups of one size, their standard deviation /
-  sqrt(G). Labels of one window are not independent: groups of them count by n_g^2 (d_g - mean)^2 G / N."""
+  Each group counts by its share of the loss, its n_g windows or labels of N: mean = sum n_g d_g /
+  N. A group's difference d_g is a mean of n_g, so n_g (d_g - mean)^2 estimates the variance of
+  one's difference, and the error is the root of sum n_g (d_g - mean)^2 / (G - 1) / N. Labels of one
+  window are not independent: groups of them count by n_g^2 (d_g - mean)^2 G / N."""
   mine, theirs, windows = one["window_losses"], other["window_losses"], int(one["of.windows"])
-  groups, by_label = len(mine), one.get("of.label_mean") == "batch"
+  groups = len(mine)
   if one["id"] != other["id"] or not 1 < groups == len(theirs) or None in [*mine, *theirs]:
     return None
-  sizes = [(g + 1) * windows // groups - g * windows // groups for g in range(groups)]
+  by_label = one.get("of.label_mean") == "batch"
   if by_label:
     sizes = one["window_labels"]
     if sizes != other["window_labels"] or len(sizes) != groups or not all(sizes):
       return None
+  else:
+    ends = [g * windows // groups for g in range(groups + 1)]
+    sizes = [end - begin for begin, end in zip(ends, ends[1:])]
   gaps, total = [a - b for a, b in zip(mine, theirs)], sum(sizes)
   mean = sum(n * gap for n, gap in zip(sizes, gaps)) / total
-  each = lambda n: n * n * groups / total if by_label else n
-  squares = sum(each(n) * (gap - mean) ** 2 for n, gap in zip(sizes, gaps))
+  weights = [n * n * groups / total for n in sizes] if by_label else sizes
+  squares = sum(weight * (gap - mean) ** 2 for weight, gap in zip(weights, gaps))
   return mean, math.sqrt(squares / (groups - 1) / total)
 
 
-SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviations or more from the mean of the "
-          "1,000 steps before it; of runs shorter than 2,000 steps 6, of the 128 before.")
+SPIKES = ("Spikes are steps whose loss, or gradient norm, lies 7 standard deviations or more from the "
+          "mean of the 1,000 steps before it; of runs shorter than 2,000 steps 6, of the 128 before.")
 
 
 def spike_score(values: list[float]) -> tuple[float, int, int] | None:
-  """(share of the values that are `limit` or more standard deviations from the mean of the `window` before them,
-  window, limit): 1000 and 7, the score of OLMo 2, if there are 2,000 values, else 128 and 6, as
-  optimizer.skip_spikes; None if there are too few, or if one is not finite. The first ones are not scored."""
+  """(share of the values that are `limit` or more standard deviations from the mean of the `window`
+  before them, window, limit); None if there are too few, or if one is not finite. 1000 and 7, the
+  score of OLMo 2, if there are 2,000 values, else 128 and 6, as optimizer.skip_spikes."""
   import numpy
   window, limit = (1000, 7) if len(values) >= 2000 else (128, 6)
   values = numpy.array(values, float)
@@ -412,9 +427,9 @@ def spike_score(values: list[float]) -> tuple[float, int, int] | None:
   spikes = 0
   for first in range(window, len(values), 4096):  # a table of all windows would be large
     part = values[first - window:first + 4096]
-    before, new = numpy.lib.stride_tricks.sliding_window_view(part, window)[:-1], part[window:]
-    deviation = before.std(axis=1)
-    spikes += numpy.sum((abs(new - before.mean(axis=1)) >= limit * deviation) & (deviation > 0))
+    before = numpy.lib.stride_tricks.sliding_window_view(part, window)[:-1]
+    gap, deviation = abs(part[window:] - before.mean(axis=1)), before.std(axis=1)
+    spikes += numpy.sum((gap >= limit * deviation) & (deviation > 0))
   return int(spikes) / (len(values) - window), window, limit
 
 
@@ -426,7 +441,7 @@ def clipped(run: Run) -> float | None:
 
 
 def main_length(run: Run) -> int | None:
-  """The trained length if the run is evaluated there, else the shortest; None if the configuration names none."""
+  """The trained length if the run is evaluated there, else the shortest, if there is one."""
   lengths = numbers(section(run.config, "eval").get("lengths"))
   return run.context() if run.context() in lengths else min(lengths, default=None)
 
@@ -434,7 +449,8 @@ def main_length(run: Run) -> int | None:
 def main_losses(run: Run) -> list[dict]:
   """The rows of all steps at the main length, of the series that is evaluated while training."""
   series = run.own and run.own.row["series"]
-  return [row for row in run.losses() if (row["series"], row["length"]) == (series, main_length(run))]
+  wanted = series, main_length(run)
+  return [row for row in run.losses() if (row["series"], row["length"]) == wanted]
 
 
 def initial_loss(run: Run) -> float | None:
@@ -451,33 +467,41 @@ def judged(run: Run) -> str:
   last = evaluated(run).get(main_length(run))
   if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
     return ""
-  config = run.config
-  regression = section(section(config, "model"), "head").get("outputs")
-  fresh = not (config.get("init") or regression or section(config, "data").get("labels"))
+  init = run.config.get("init")
+  regression = section(section(run.config, "model"), "head").get("outputs")
+  fresh = not (init or regression or section(run.config, "data").get("labels"))
   if first is not None and last.loss > first - (0.5 if fresh else 0):
     return "the validation loss ended at %.3f, from %.3f" % (last.loss, first)
+  before = [row["loss"] for row in main_losses(run)
+            if row["step"] < last.step and (row["step"] or init)]
+  if before and last.loss < min(before):  # validation still improves
+    return ""
   width = len(losses) // 20
   *earlier, end = numpy.lib.stride_tricks.sliding_window_view(losses, width).mean(axis=1)
   lowest = min(earlier)
-  rise = 0.05 * (lowest if regression else max(lowest, 1))  # nats near 0 double without meaning anything
+  rise = 0.05 * (lowest if regression else max(lowest, 1))  # nats near 0 double for no reason
   noise = numpy.median(abs(numpy.diff(losses))) / 0.954  # the deviation, if normal
-  before = [row["loss"] for row in main_losses(run)
-            if row["step"] < last.step and (row["step"] or config.get("init"))]
-  if before and last.loss < min(before):  # validation still improves
-    return ""
   rose = end > lowest + max(rise, 4 * noise * math.sqrt(2 / width))
   return "the training loss rose from %.3f to %.3f" % (lowest, end) if rose else ""
 
 
 def differing(runs: list[Run]) -> list[str]:
-  """The keys of configurations in which runs differ, except their names and those that attention.variant decides."""
+  """The keys in which configurations differ, but for names and what attention.variant decides."""
   configs = [run.settings() for run in runs]
-  keys = [key for key in dict.fromkeys(key for config in configs for key in config)
-          if key != "name" and len({config.get(key) for config in configs}) > 1]
-  together = lambda key: {(config.get("attention.variant"), config.get(key)) for config in configs}
-  variants = len(together("attention.variant"))
-  follows = lambda key: key != "attention.variant" and len(together(key)) == variants
+
+  def values(*keys):
+    return {tuple(config.get(key) for key in keys) for config in configs}
+
+  variant = "attention.variant"
   separators = {config.get("data.separator") for config in configs
-                if config.get("attention.documents") == "separate"}  # it has no effect on joined ones
-  return [key for key in keys if not (key.startswith("attention.") and follows(key))
-          and not (key == "data.separator" and len(separators) < 2)]
+                if config.get("attention.documents") == "separate"}  # only then it has an effect
+
+  def matters(key):
+    if key == "name" or len(values(key)) < 2:
+      return False
+    if key == "data.separator":
+      return len(separators) > 1
+    follows = len(values(variant, key)) == len(values(variant))
+    return key == variant or not key.startswith("attention.") or not follows
+
+  return [key for key in dict.fromkeys(itertools.chain(*configs)) if matters(key)]

@@ -7,15 +7,15 @@ import re
 from lib import metrics
 from lib.common import UserError, read_json
 
-UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs that differ by seed only
+UNIMPORTANT = ("name", "threads", "log.", "checkpoint.", "seed")  # between runs of one variant
 COLOURS = ["#2563a8", "#d1603d", "#3a8f5c", "#8a4f9e", "#b08a1e", "#4c9aa8", "#a13d5b", "#5d6470"]
 LINES, MARKERS = ["-", "--", ":", "-."], "os^Dv<P>"
 LOOKS = len(COLOURS) * len(MARKERS)
 
 
 def look(number: int) -> dict[str, str]:
-  """Of a line. No two have the same colour and marker up to LOOKS, nor, for prints in grey, the same style and
-  marker up to half of that."""
+  """Of a line. No two have the same colour and marker up to LOOKS, nor, for prints in grey, the
+  same style and marker up to half of that."""
   turn, colour = divmod(number, len(COLOURS))
   return {"color": COLOURS[colour], "linestyle": LINES[turn % len(LINES)],
           "marker": MARKERS[(colour + turn) % len(MARKERS)]}
@@ -35,7 +35,7 @@ def settings(run: metrics.Run) -> dict[str, object]:
   return {**config, "init": common}
 
 
-# ----------------------------------------------------------------------------------------- what a sweep says of a run
+# --------------------------------------------------- what a sweep says of a run
 
 def note_file(folder: str) -> str:
   """Where scripts/sweep.py keeps what it knows of a run: why it has diverged, and its labels."""
@@ -66,7 +66,7 @@ def note(folder: str) -> dict:
     return {}
 
 
-# ----------------------------------------------------------------------------------------------------------- variants
+# --------------------------------------------------------------------- variants
 
 class Variant:
   def __init__(self, runs):
@@ -81,19 +81,25 @@ class Variant:
     self.label = f"{title} ({len(self.runs)} seeds)" if self.runs[1:] else title
 
 
-def of(runs: list[metrics.Run]) -> list[Variant]:
-  """The variants of these runs: lists that differ in the seed, also of the run that they began with, and in nothing
-  else that matters. Those of one sweep are in its order, and are called as in its tables, unless two would have one
-  label."""
-  groups = {}
+def groups_of(runs: list[metrics.Run]) -> list[list[metrics.Run]]:
+  """Those that differ in the seed, also of the run they began with, and in nothing that matters."""
+  def fits(run, group):
+    series = {other.own.row["series"] for other in [run, *group] if other.own}
+    return len(series) < 2 and run.seed() not in {other.seed() for other in group}
+
+  groups = []  # (settings, runs)
   for run in runs:
     rest = {key: value for key, value in settings(run).items() if not key.startswith(UNIMPORTANT)}
-    of_rest = [group for key, group in groups.items() if key[0] == json.dumps(rest, sort_keys=True)]
-    free = [group for group in of_rest if run.seed() not in {other.seed() for other in group}
-            and len({other.own.row["series"] for other in [run, *group] if other.own}) < 2]
-    group = free[0] if free else groups.setdefault((json.dumps(rest, sort_keys=True), len(of_rest)), [])
+    group = next((group for known, group in groups if known == rest and fits(run, group)), None)
+    if group is None:
+      groups.append((rest, group := []))
     group.append(run)
-  found = [Variant(group) for group in groups.values()]
+  return [group for _, group in groups]
+
+
+def of(runs: list[metrics.Run]) -> list[Variant]:
+  """The variants of these runs; a sweep's in its order, and called as there unless two are equal."""
+  found = [*map(Variant, groups_of(runs))]
   titles = [variant.title for variant in found]
   for variant, title in zip(found, titles):
     if titles.count(title) > 1:
@@ -106,33 +112,38 @@ def of(runs: list[metrics.Run]) -> list[Variant]:
   one_sweep = len({variant.note.get("sweep") for variant in found}) == 1 and None not in places
   if one_sweep:
     found.sort(key=lambda variant: variant.note["place"])
-  own = one_sweep and len(set(places)) == len(places) and max(places) < LOOKS  # looks as in the sweep's picture
+  # looks as in the sweep's picture
+  own = one_sweep and len(set(places)) == len(places) and max(places) < LOOKS
   for number, variant in enumerate(found):
     variant.look = look(variant.note["place"] if own else number)
   return found
 
 
 def baseline(runs: list[metrics.Run], wanted: str | None) -> metrics.Run:
-  """The run in the folder `wanted`, which --baseline names; without one that of the first variant."""
-  path = os.path.realpath(metrics.metrics_file(wanted)) if wanted else of(runs)[0].runs[0].path
+  """The run in the folder `wanted`, which --baseline names; without one the first variant's."""
+  if not wanted:
+    return of(runs)[0].runs[0]
+  path = os.path.realpath(metrics.metrics_file(wanted))
   for run in runs:
     if run.path == path:
       return run
   raise UserError(f"--baseline {wanted}: must be one of {', '.join(run.folder for run in runs)}")
 
 
-def mean_text(values, digits: str = "{:.3f}", seeds: int = 0, exact: bool = False, share: bool = False) -> str:
-  """The mean over the seeds with its 95% interval; "-" without values. seeds: how many there should be. exact: equal
-  values are exact, and have no interval. share: the values lie between 0 and 1, which an interval of two
-  seeds may not."""
+def mean_text(values, digits: str = "{:.3f}", seeds: int = 0, exact: bool = False,
+              share: bool = False) -> str:
+  """The mean over the seeds with its 95% interval; "-" without values. seeds: how many there should
+  be. exact: equal values have no interval. share: the values lie between 0 and 1, which an interval
+  of two seeds may not."""
   values = list(values)
   if not values:
     return "-"
   mean = sum(values) / len(values)
-  missing = f" ({len(values)} of {seeds} seeds)" * (len(values) < seeds)
+  missing = f" ({len(values)} of {seeds} seeds)" if len(values) < seeds else ""
   text = (digits if abs(mean) < 1e15 else "{:.3g}").format(mean)
   if exact and len(set(values)) == 1:
     return text + missing
   if share and len(values) == 2 and metrics.half_width(values) > min(mean, 1 - mean):
     return text + " (2 seeds are too few for an interval)" + missing
-  return text + metrics.plus_minus(values, re.sub(r"\.\dg", ".2g", digits.replace("+", ""))) + missing
+  digits = re.sub(r"\.\dg", ".2g", digits.replace("+", ""))
+  return text + metrics.plus_minus(values, digits) + missing
