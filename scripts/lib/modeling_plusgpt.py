@@ -222,6 +222,8 @@ def weights_of_formula(z, seen, rows, settings, context, learned, starts):
 
 def finished(o, v, output, norm):
   """Heads' outputs o of the values v after the operation and the norm."""
+  if output not in ("none", "silu", "exclusive"):
+    raise ValueError(f"attention.output {output!r} is of a newer program")
   y = F.silu(o) if output == "silu" else o
   if output == "exclusive":  # without the part along the value
     u = normalised(v, "l2")

@@ -55,6 +55,16 @@ class Modeling(unittest.TestCase):
     said = [(block.attn.settings.kind, block.attn.settings.window, block.attn.rope_base) for block in model.h]
     self.assertEqual(said, [("relu", 0, 10000), ("softmax", 5, None), ("relu", 0, 10000)])
 
+  def test_learned_numbers_are_in_the_order_of_the_kinds_file(self):
+    """In which the kernels take them."""
+    row = ("sum", (), {"slope": 0.2, "offset": 0.5}, lambda z: z)
+    with unittest.mock.patch.dict(FORMULAS, two=row):
+      self.assertEqual([*model_of(kind="two").h[0].attn.score], ["slope", "offset"])
+
+  def test_an_output_of_a_newer_program_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "attention.output 'tanh' is of a newer program"):
+      model_of(output="tanh")(self.tokens)
+
   def test_gpt2_gives_the_same_attentions_and_hidden_states(self):
     torch.manual_seed(2)
     config = transformers.GPT2Config(**SIZES, initializer_range=0.2, attn_implementation="eager")

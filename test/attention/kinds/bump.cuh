@@ -3,9 +3,9 @@
 SCORE(bump) {
   static constexpr RowWeights weights = RowWeights::none;
   static constexpr ScoreKey parameters[] = {{"height", 0.5, "(0, 1e3]", "bound of bump's weights"}};
-  static constexpr LearnedNumber learned[] = {{"offset", 0.5}, {"slope", 0.2}};
+  static constexpr LearnedNumber learned[] = {{"slope", 0.2}, {"offset", 0.5}};
   static constexpr const char* pytorch = "height * torch.sigmoid(z - offset - slope * torch.log(1 + (i - j).abs()))";
   FORMULA f(Z z, At at) {
-    return at.parameter[0] * sigmoid(z - at.learned[0] - at.learned[1] * log(1 + abs(at.i - at.j)));
+    return at.parameter[0] * sigmoid(z - at.learned[1] - at.learned[0] * log(1 + abs(at.i - at.j)));
   }
 };
