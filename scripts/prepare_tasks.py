@@ -154,7 +154,9 @@ def prompt(task, row, shots=()):
 def examples(task, rows, dev=(), shots=0):
   """prompt() of each row. shots: how many of the first rows of its subject in `dev` to show."""
   by_subject, made = {}, []
-  for row in dev:
+  for number, row in enumerate(dev):
+    if not isinstance(row, dict) or "subject" not in row:
+      raise UserError(f"{task}, --dev, example {number}: it lacks 'subject'; is this the right input?")
     by_subject.setdefault(row["subject"], []).append(row)
   for number, row in enumerate(rows):
     try:

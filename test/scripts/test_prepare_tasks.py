@@ -165,6 +165,8 @@ class PrepareTasks(ScriptTest):
     self.assert_error("only 4 examples of its subject, abstract_algebra")
     self.prepare("mmlu", "--input", self.write("law.jsonl", lines(other)), *options[2:], 2, code=2)
     self.assert_error("only 1 examples of its subject, law")
+    self.prepare("mmlu", *options[:3], self.write("sciq.jsonl", lines(SCIQ)), "--shots", 1, code=2)
+    self.assert_error("--dev, example 0: it lacks 'subject'")
 
   def test_other_inputs(self):
     table = io.StringIO()
