@@ -35,9 +35,11 @@ template <int W, class T> __device__ __forceinline__ void write_floats(T* p, con
   if constexpr (W == 1) {
     *p = from_float<T>(v[0]);
   } else {
-    Pack<T> pack;
-    for (int i = 0; i < W; i++) pack[i] = from_float<T>(v[i]);
-    store16(p, pack);
+    for (int i = 0; i < W; i += Pack<T>::size) {
+      Pack<T> pack;
+      for (int k = 0; k < Pack<T>::size; k++) pack[k] = from_float<T>(v[i + k]);
+      store16(p + i, pack);
+    }
   }
 }
 

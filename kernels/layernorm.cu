@@ -215,11 +215,10 @@ __device__ __forceinline__ void add_warps(float* sums, const float* of_warps, in
 
 // sums [Pack<T>::size] += x.
 template <class T> __device__ __forceinline__ void add_to_shared(float* sums, const Pack<T>& x) {
-  constexpr int SIZE = Pack<T>::size;
-  float mine[SIZE];
-  for (int k = 0; k < SIZE; k += 4) read_floats(*reinterpret_cast<float(*)[4]>(mine + k), sums + k);
+  float mine[Pack<T>::size];
+  read_floats(mine, sums);
   add_values(mine, x);
-  for (int k = 0; k < SIZE; k += 4) store16(sums + k, Pack<float>{mine[k], mine[k + 1], mine[k + 2], mine[k + 3]});
+  write_floats(sums, mine);
 }
 
 // dx += of N rows; partial: this block's sums of dgamma, dbeta and dbias, the sum of dx.
@@ -234,9 +233,7 @@ __global__ void __launch_bounds__(LN_WARPS* WARP, sizeof(T) == 2 && PACKS <= 3 ?
   int warp = threadIdx.x / WARP, warps = gridDim.x * LN_WARPS;
   float columns[3][PACKS][SIZE] = {};  // dgamma, dbeta, dbias
   auto put = [&](const float(&sums)[SIZE], int p) {
-    float* mine = shared + warp * C + pack_column<T>(p);
-    for (int k = 0; k < SIZE && pack_column<T>(p) < C; k += 4)
-      store16(mine + k, Pack<float>{sums[k], sums[k + 1], sums[k + 2], sums[k + 3]});
+    if (pack_column<T>(p) < C) write_floats(shared + warp * C + pack_column<T>(p), sums);
   };
   for (int p = 0; p < PACKS && !ROOM; p++) put(columns[2][p], p);
   for (int row = blockIdx.x * LN_WARPS + warp; row < N; row += warps) {
