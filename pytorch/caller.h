@@ -37,8 +37,9 @@ class CallOfThread {
   int openmp_threads_;
 };
 
-// Threads that start inherit blocked signals: Python's handlers run in Python's threads.
+// On the CPU. Threads that start inherit blocked signals: Python's handlers run in Python's threads.
 inline void set_threads_without_signals(int threads) {
+  if constexpr (!on_cpu) return;
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
