@@ -11,6 +11,7 @@ has the tasks and what files it reads. Exit code 2: something to fix; 1: somethi
 """
 import argparse
 import array
+import contextlib
 import csv
 import io
 import json
@@ -99,9 +100,12 @@ def wikitext_marks():
   yield from ((" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s"))
 
 
+WIKITEXT = [*wikitext_marks()]
+
+
 def wikitext(row):
   text = row["page"]
-  for pattern, plain in wikitext_marks():
+  for pattern, plain in WIKITEXT:
     text = re.sub(pattern, plain, text)
   return None, [text], 0, (len(re.split(r"\s+", row["page"])), len(row["page"].encode()))
 
@@ -151,22 +155,28 @@ def prompt(task, row, shots=()):
   return (context, completions, gold, *counts)
 
 
+@contextlib.contextmanager
+def named(example):
+  """Ends the script with this name for a row that is not as its task needs it."""
+  try:
+    yield
+  except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+    what = f"it lacks {error}" if isinstance(error, KeyError) else error
+    raise UserError(f"{example}: {what}; is this the right input?")
+
+
 def examples(task, rows, dev=(), shots=0):
   """prompt() of each row. shots: how many of the first rows of its subject in `dev` to show."""
   by_subject, made = {}, []
   for number, row in enumerate(dev):
-    if not isinstance(row, dict) or "subject" not in row:
-      raise UserError(f"{task}, --dev, example {number}: it lacks 'subject'; is this the right input?")
-    by_subject.setdefault(row["subject"], []).append(row)
+    with named(f"{task}, --dev, example {number}"):
+      by_subject.setdefault(row["subject"], []).append(row)
   for number, row in enumerate(rows):
-    try:
+    with named(f"{task}, example {number}"):
       shown = by_subject.get(row["subject"], [])[:shots] if shots else []
       if len(shown) < shots:
         raise ValueError(f"--dev has only {len(shown)} examples of its subject, {row['subject']}")
       made.append(prompt(task, row, shown))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-      what = f"it lacks {error}" if isinstance(error, KeyError) else error
-      raise UserError(f"{task}, example {number}: {what}; is this the right input?")
   return made
 
 
