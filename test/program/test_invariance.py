@@ -157,16 +157,14 @@ class Invariance(RankRuns):
         result = results[name] = self.result(name, task, way, precision)
         if way.of:
           with self.subTest(way=name, precision=precision):
-            bound = way.bounds.get(task.kind, (0, 0))[precision == "bf16"]
-            expected = results[way.of]
-            if bound >= 2 * U16 and "lines" in result:
-              result, expected = ({**each, "lines": without_shares(each["lines"])} for each in (result, expected))
-            self.compare(result, expected, bound)
+            self.compare(result, results[way.of], way.bounds.get(task.kind, (0, 0))[precision == "bf16"])
 
   def compare(self, found, expected, bound):
     for part in found:
       if bound == 0 or "files" not in part:
-        self.assert_close(found[part], expected[part], bound, part)
+        rounds = part == "lines" and bound >= U16
+        both = (without_shares(each[part]) if rounds else each[part] for each in (found, expected))
+        self.assert_close(*both, bound, part)
 
   def result(self, run, task, way, precision):
     """All that a task leaves and says."""
