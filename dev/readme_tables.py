@@ -26,7 +26,7 @@ import expected
 from lib import metrics
 import plan_tables
 import report
-from lib import results, section_sweep, tables
+from lib import results, section_sweep, tables, variants
 from lib.common import read_json, run as run_main, stop
 
 # {block: the results that its table shows in full}
@@ -97,10 +97,10 @@ def short_table(block):
     grid = results.Grid(result)
     accuracies = result["best_of"] and grid.has("accuracy")
     digits = "{:.2f}" if accuracies else "{:.3f}"
-    found = grid.statistics("accuracy" if accuracies else "loss")
+    values = grid.by_seed("accuracy" if accuracies else "loss")
     for row in grid.rows:
       rows.setdefault(row, [row]).extend(
-          narrow(section_sweep.mean_text(found.loc[row, column], digits, len(result["seeds"])))
+          narrow(variants.mean_text(values.loc[row, column].dropna(), digits, len(result["seeds"])))
           for column in columns.values())
     head += columns
   what = "accuracy" if accuracies else "loss, nats per token"

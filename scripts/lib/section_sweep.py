@@ -1,34 +1,19 @@
 """A sweep's results as text, LaTeX, CSV and a chart: losses, paired differences, what they are of."""
 from __future__ import annotations
-import functools
 
 from lib import drawing, metrics, results, tables, variants
-from lib.results import Grid, statistics
+from lib.results import Grid
+from lib.variants import mean_text
 
 NAMES = {"bits_per_byte": "bits per byte", "accuracy": "accuracy of the labels", "exact": "exact windows"}
 
 
 # ---------------------------------------------------------------------------------------------------------- the tables
 
-def mean_text(found, digits="{:.3f}", seeds=0, share=False) -> str:
-  """A mean with its interval, never as ± 0, an accident of few seeds. found: a row of statistics().
-  seeds: how many there should be. share: from 0 to 1, which an interval of two seeds may not be."""
-  count, mean, half = int(found["count"]), found["mean"], found["half"]
-  if not count:
-    return "-"
-  text = (digits if abs(mean) < 1e15 else "{:.3g}").format(mean)
-  if share and count == 2 and half > min(mean, 1 - mean):
-    text += " (2 seeds are too few for an interval)"
-  elif count > 1:
-    text += metrics.width_text(half, digits.replace("+", ""))
-  return text + f" ({count} of {seeds} seeds)" * (count < seeds)
-
-
-def cell_text(found, seeds: int, share: bool) -> str:
-  lost = int(found["diverged"])
-  if lost and not found["count"]:
+def cell_text(values, lost: int, seeds: int, share: bool) -> str:
+  if lost and values.empty:
     return "diverged"
-  text = mean_text(found, seeds=seeds - lost, share=share)
+  text = mean_text(values, seeds=seeds - lost, share=share)
   return text + f" ({lost} diverged)" * (lost > 0)
 
 
@@ -44,7 +29,9 @@ def markdown(what: str, cells) -> tables.Table:
 def table(grid: Grid, measure: str = "loss") -> tables.Table:
   """Means, and of the chart lr the best rate and the sensitivity to it."""
   found, share = grid.statistics(measure), measure in results.SHARES
-  cells = found.apply(cell_text, axis=1, seeds=len(grid.result["seeds"]), share=share)
+  seeds, values = len(grid.result["seeds"]), grid.by_seed(measure)
+  cells = values.apply(lambda of_cell: cell_text(
+      of_cell.dropna(), int(found["diverged"][of_cell.name]), seeds, share), axis=1)
   cells = cells.unstack()[grid.columns].loc[grid.rows]
   if grid.result["chart"] == "lr" and not share:
     tops = results.best(found)
@@ -60,16 +47,15 @@ def difference_table(grid: Grid, measure: str = "loss") -> tables.Table | str:
   (first, *others), values = grid.rows, grid.by_seed(measure)
   if not others or values.empty:
     return ""
-  gaps = values.groupby(level="column").transform(lambda rows: rows - rows.iloc[0])
-  found = statistics(gaps.loc[others])
-  text = functools.partial(mean_text, digits="{:+.3f}")
-  cells = found.apply(text, axis=1).unstack()[grid.columns]
+  gaps = values.groupby(level="column").transform(lambda rows: rows - rows.iloc[0]).loc[others]
+  text = lambda of_cell: mean_text(of_cell.dropna(), "{:+.3f}")
+  cells = gaps.apply(text, axis=1).unstack()[grid.columns]
   if grid.result["chart"] == "lr":
     tops = results.best(grid.statistics(measure))
     best = values.loc[[*tops.items()]].droplevel("column").reindex(grid.rows)
-    cells["best less best"] = statistics(best - best.loc[first]).apply(text, axis=1)
+    cells["best less best"] = (best - best.loc[first]).apply(text, axis=1)
   cells = cells.loc[others].rename(lambda row: f"{row} - {first}")
-  counts = sorted({*found["count"]} - {0}) or [0]
+  counts = sorted({*gaps.count(axis=1)} - {0}) or [0]
   several = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
   paired = f", paired by seed, n = {several}" if counts[-1] > 1 else ", one seed"
   name = "in nats" if measure == "loss" else "of accuracy"
@@ -126,14 +112,7 @@ def csv(grid: Grid) -> str:
 
 
 def latex(grid: Grid) -> str:
-  """The tables for the package booktabs."""
-  line = lambda cells: " & ".join(map(tables.in_latex, cells)) + r" \\"
-  lines = []
-  for made in all_tables(grid):
-    lines += [r"\begin{tabular}{l" + "r" * (len(made.head) - 1) + "}", r"\toprule"]
-    lines += [line(made.head), r"\midrule", *map(line, made.rows), r"\bottomrule"]
-    lines += [r"\end{tabular}", ""]
-  return "\n".join(lines)
+  return "\n".join(tables.latex(made.head, made.rows) for made in all_tables(grid))
 
 
 # ----------------------------------------------------------------------------------------------------------- the chart

@@ -38,9 +38,11 @@ def markdown(head: list, rows: list[list], shown: Callable[[str], str] = in_cell
 
 
 def latex(head: list, rows: list[list]) -> str:
+  """For the package booktabs."""
   line = lambda cells: " & ".join(in_latex(str(cell)) for cell in cells) + r" \\"
   begin = r"\begin{tabular}{l%s}" % ("r" * (len(head) - 1))
-  return "\n".join([begin, line(head), r"\hline", *map(line, rows), r"\end{tabular}", ""])
+  return "\n".join([begin, r"\toprule", line(head), r"\midrule", *map(line, rows), r"\bottomrule",
+                    r"\end{tabular}", ""])
 
 
 def of_columns(items: Iterable, columns: dict[str, str | Callable]) -> Table:
@@ -53,7 +55,6 @@ def of_columns(items: Iterable, columns: dict[str, str | Callable]) -> Table:
 
 def frame(rows, columns: list[str] | None = None):
   return metrics.load_pandas().DataFrame(rows, columns=columns)
-
 
 
 class Column(NamedTuple):

@@ -423,8 +423,7 @@ class Tables(unittest.TestCase):
     for values, text in (([0.5, 0.9], "0.700 (2 seeds are too few for an interval)"), ([0.7, 0.71], "0.705 ± 0.064"),
                          ([0.9] * 4 + [1.0] * 4 + [0.6], "0.911 ± 0.098"), ([0.5], "0.500"),
                          ([1, 1], "1.000 ± <0.001")):
-      found = results.statistics(results.pandas.DataFrame([values])).loc[0]
-      self.assertEqual(section_sweep.mean_text(found, share=True), text)
+      self.assertEqual(variants.mean_text(values, share=True), text)
     result = self.result({"a": {"1": [3.0, 1.0]}}, "lines")
     for run in result["runs"]:
       run["exact"] = {n: loss / 4 for n, loss in run["losses"].items()}
