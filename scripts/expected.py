@@ -54,14 +54,15 @@ def table(result, runs=()):
     for run, owner in zip(runs, owners):
       if owner != label:
         continue
-      found = [run.row.get(length) for length in result["lengths"]]
-      rows.append([run.label, *("%.3f" % e.loss if e else "-" for e in found)])
-      for length, e, low, high in zip(lengths, found, *bounds(known)):
+      by_length = run.by_length()
+      found = [by_length.get(length, {}).get("loss") for length in result["lengths"]]
+      rows.append([run.label, *("-" if loss is None else "%.3f" % loss for loss in found)])
+      for length, loss, low, high in zip(lengths, found, *bounds(known)):
         where = f"{run.label} at {length}"
-        if not e:
+        if loss is None:
           outside.append(f"{where}: no loss")
-        elif not low <= e.loss <= high:
-          outside.append(f"{where}: {e.loss:.3f}, expected {low:.3f} to {high:.3f}")
+        elif not low <= loss <= high:
+          outside.append(f"{where}: {loss:.3f}, expected {low:.3f} to {high:.3f}")
   return tables.markdown(["validation loss at length", *lengths], rows), outside
 
 

@@ -73,20 +73,19 @@ def entry(member, found, failed):
   """A member's results."""
   state, run, why = found or ("failed" if member.name in failed else "missing", None, "")
   ended = run and run.step() == run.steps()
-  evaluated = {str(n): e for n, e in sorted(metrics.evaluated(run).items())} if ended else {}
-  losses = {n: e.loss for n, e in evaluated.items()}
+  evaluated = {str(n): row for n, row in sorted(metrics.evaluated(run).items())} if ended else {}
+  labelled = {n: row for n, row in evaluated.items() if row.get("of.label_mean")}
 
-  def measured(key):
-    return {n: value for n, e in evaluated.items() if (value := getattr(e, key)) is not None}
+  def measured(key, rows):
+    return {n: value for n, row in rows.items() if (value := row.get(key)) is not None}
 
-  labelled = {n for n, e in evaluated.items() if e.labels}
-  shares = {key: {n: share for n, share in measured(key).items() if n in labelled}
-            for key in ("accuracy", "exact")}
+  losses = measured("loss", evaluated)
   return {"name": member.name, "labels": member.labels, "seed": member.seed, "state": state,
           "why": why or failed.get(member.name, ""),
           "initial": run and metrics.initial_loss(run),
           "loss": losses.get(str(metrics.main_length(run))) if run else None,
-          "losses": losses, "bits_per_byte": measured("bits_per_byte"), **shares}
+          "losses": losses, "bits_per_byte": measured("bits_per_byte", evaluated),
+          **{key: measured(key, labelled) for key in ("accuracy", "exact")}}
 
 
 def summary(sweep, members, done, failed):

@@ -18,7 +18,6 @@ import os
 import re
 import statistics
 import sys
-import types
 from typing import Iterator, NamedTuple
 
 from lib.common import UserError, read_json, stop
@@ -133,7 +132,7 @@ def checked_row(entry: dict) -> dict:
     if row["loss"] is None or None in row["position_edges"] or \
        not isinstance(row["of.data"], list) or not isinstance(row["series"] + row["mode"], str):
       raise ValueError("not the losses of an evaluation")
-    [(shard["name"], shard["xxh64"]) for shard in row["of.data"]]
+    [(shard["name"], shard["tokens"], shard["xxh64"]) for shard in row["of.data"]]
   if row["type"] == "diagnostics":
     heads = [layer["heads"] for layer in row["layers"] if len(layer["max"]) == 3]
     bins = {len(numbers(head["reach"])) for layer in heads for head in layer}
@@ -267,7 +266,7 @@ class Run:
 
   def samples(self, row):
     """The file with the answers of a "task" row, where --tasks wrote one."""
-    return section(self.starts[row["config"] + 1]["config"], "task").get("samples")
+    return section(self.config_of(row), "task").get("samples")
 
   def train(self):
     """(step, loss) of every step."""
@@ -293,39 +292,27 @@ class Run:
     return max(losses or [step for step, _ in self.train()]
                or [row["step"] for row in self.evaluations] or [0])
 
-  # What scripts/sweep.py and expected.py read. They leave when these read tables themselves.
+  def config_of(self, row):
+    """The configuration of the program that wrote an evaluation."""
+    return self.starts[row["config"] + 1]["config"]
 
-  @property
-  def own(self):
-    """The last evaluation in mode "windows", while training if any was; .config: its program's."""
-    windows = self.losses()
-    found = [row for row in windows if row["type"] == "val"] or windows
-    if found:
-      last = found[-1]
-      return types.SimpleNamespace(row=last, config=self.starts[last["config"] + 1]["config"])
+  def last(self, mode="windows"):
+    """The last evaluation in a mode, while training if any was, or None."""
+    found = self.losses(mode)
+    return ([row for row in found if row["type"] == "val"] or found or [None])[-1]
 
-  @property
-  def row(self):
-    return of_series(self.losses(), self.own.row["series"]) if self.own else {}
-
-
-def of_series(rows, series):
-  """{length: evaluation, with fields as attributes} of the newest step of a series."""
-  rows = [row for row in rows if row["series"] == series]
-  step = max(row["step"] for row in rows)
-  keys = "step", "loss", "time", "bits_per_byte", "accuracy", "exact"
-  return {row["length"]: types.SimpleNamespace(
-      **{key: row.get(key) for key in keys}, labels=row.get("of.label_mean"),
-      shards=[(file["tokens"], str(file["xxh64"])) for file in row["of.data"]])
-          for row in rows if row["step"] == step}
+  def by_length(self, mode="windows"):
+    """{length: row} of the newest step of the series of last()."""
+    series = (self.last(mode) or {}).get("series")
+    rows = [row for row in self.losses(mode) if row["series"] == series]
+    step = max((row["step"] for row in rows), default=0)
+    return {row["length"]: row for row in rows if row["step"] == step}
 
 
-def evaluated(run: Run) -> dict[int, types.SimpleNamespace]:
-  """{length: evaluation} of the newest step: of all targets, or the last if eval.mode is suffix."""
-  if section(run.config, "eval").get("mode") != "suffix":
-    return run.row
-  suffixes = run.losses("suffix")
-  return of_series(suffixes, suffixes[-1]["series"]) if suffixes else {}
+def evaluated(run: Run) -> dict[int, dict]:
+  """run.by_length() of all targets, or of the last ones if eval.mode is suffix."""
+  suffix = section(run.config, "eval").get("mode") == "suffix"
+  return run.by_length("suffix" if suffix else "windows")
 
 
 def learned_by_head(entry: dict) -> dict[str, list]:
@@ -374,13 +361,10 @@ def half_width(values) -> float:
 
 
 def plus_minus(values, digits: str = "{:.3f}") -> str:
-  """width_text() of their half width; "" for a single value."""
-  return width_text(half_width(values), digits) if len(values) > 1 else ""
-
-
-def width_text(half: float, digits: str = "{:.3f}") -> str:
-  """" ± " and the half width as text, never as 0, an accident of few seeds."""
-  text = digits.format(half)
+  """" ± " and the half width as text, never as 0, an accident of few seeds; "" for one value."""
+  if len(values) < 2:
+    return ""
+  text = digits.format(half_width(values))
   return f" ± {text}" if re.search("[1-9]", text) else " ± <" + re.sub(r"0(?=\D*$)", "1", text)
 
 
@@ -448,8 +432,7 @@ def main_length(run: Run) -> int | None:
 
 def main_losses(run: Run) -> list[dict]:
   """The rows of all steps at the main length, of the series that is evaluated while training."""
-  series = run.own and run.own.row["series"]
-  wanted = series, main_length(run)
+  wanted = (run.last() or {}).get("series"), main_length(run)
   return [row for row in run.losses() if (row["series"], row["length"]) == wanted]
 
 
@@ -465,16 +448,16 @@ def judged(run: Run) -> str:
   import numpy
   losses, first = numpy.array([loss for _, loss in run.train()]), initial_loss(run)
   last = evaluated(run).get(main_length(run))
-  if len(losses) < JUDGED or not last or last.step != run.lines[-1]["step"]:
+  if len(losses) < JUDGED or not last or last["step"] != run.lines[-1]["step"]:
     return ""
   init = run.config.get("init")
   regression = section(section(run.config, "model"), "head").get("outputs")
   fresh = not (init or regression or section(run.config, "data").get("labels"))
-  if first is not None and last.loss > first - (0.5 if fresh else 0):
-    return "the validation loss ended at %.3f, from %.3f" % (last.loss, first)
+  if first is not None and last["loss"] > first - (0.5 if fresh else 0):
+    return "the validation loss ended at %.3f, from %.3f" % (last["loss"], first)
   before = [row["loss"] for row in main_losses(run)
-            if row["step"] < last.step and (row["step"] or init)]
-  if before and last.loss < min(before):  # validation still improves
+            if row["step"] < last["step"] and (row["step"] or init)]
+  if before and last["loss"] < min(before):  # validation still improves
     return ""
   width = len(losses) // 20
   *earlier, end = numpy.lib.stride_tricks.sliding_window_view(losses, width).mean(axis=1)

@@ -72,10 +72,10 @@ def identity(found, evaluates):
 def evaluated_otherwise(name, found):
   """Whether a run made all its steps, but was evaluated with other settings than those found."""
   run = read_run(name)
-  if not run or not run.own or not made_all_steps(run):
+  if not run or not run.last() or not made_all_steps(run):
     return False
   settings = metrics.flat(nested(found))
-  was = metrics.flat(run.own.config)
+  was = metrics.flat(run.config_of(run.last()))
   return any(was.get(key, value) != value for key, value in settings.items()
              if only_evaluates(key) and key != "eval.batch")
 
@@ -151,7 +151,7 @@ def outcome(member):
 def is_stale(run, member):
   """Whether the weights that were evaluated are gone, or were trained again since."""
   base = read_run(member.trained.name)
-  evaluated = [e.time or 0 for e in metrics.evaluated(run).values()]
+  evaluated = [row.get("time") or 0 for row in metrics.evaluated(run).values()]
   return not base or (metrics.finite(base.start.get("time")) or 0) > max(evaluated, default=math.inf)
 
 
@@ -189,7 +189,8 @@ def changed(program, sweep, member):
   keys = [key for key in was if metrics.UNKNOWN not in (was[key], known[key]) and was[key] != known[key]]
   files = [file for key in ("data.val", "data.val_labels") for file in now.get(key, [])]
   val = {(file["tokens"], file["xxh64"]) for file in files}
-  if any({*e.shards} - val for e in metrics.evaluated(run).values()):
+  used = [file for row in metrics.evaluated(run).values() for file in row["of.data"]]
+  if {(file["tokens"], str(file["xxh64"])) for file in used} - val:
     keys += ["data.val", *["data.val_labels"] * ("data.val_labels" in now)]
   settings = metrics.flat(nested(known_rows(program, *flags))) if keys else {}
   return " or ".join(f"{key} = {settings.get(key)}" for key in keys)

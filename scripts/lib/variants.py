@@ -84,7 +84,7 @@ class Variant:
 def groups_of(runs: list[metrics.Run]) -> list[list[metrics.Run]]:
   """Those that differ in the seed, also of the run they began with, and in nothing that matters."""
   def fits(run, group):
-    series = {other.own.row["series"] for other in [run, *group] if other.own}
+    series = {last["series"] for other in [run, *group] if (last := other.last())}
     return len(series) < 2 and run.seed() not in {other.seed() for other in group}
 
   groups = []  # (settings, runs)

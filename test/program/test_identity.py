@@ -99,7 +99,7 @@ class Identity(Workspace, ScriptTest):
       self.ok("--overwrite", train__steps=1, seed=seed)
       self.ok("--eval", "--lengths", lengths, "--set", "name=e", init="runs/tiny/step_00000001")
     run = metrics.Run(self.path("runs/e"))
-    self.assertEqual((sorted(run.row), run.left_out), ([8], {"of weights that were replaced since": 2}))
+    self.assertEqual((sorted(run.by_length()), run.left_out), ([8], {"of weights that were replaced since": 2}))
 
   def sweep(self, *flags, code=0):
     done = subprocess.run([sys.executable, os.path.join(SCRIPTS, "sweep.py"), "sweep.json", "--train", TRAIN, *flags],
