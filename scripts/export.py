@@ -27,11 +27,7 @@ def losses(row):
 
 def of_series(run):
   """The losses of the series that is evaluated while training, else of the last, in each mode."""
-  found = []
-  for mode in ("windows", "suffix"):
-    rows = run.losses(mode)
-    while_training = [row for row in rows if row["type"] == "val"] or rows
-    found += [row for row in rows if row["series"] == while_training[-1]["series"]]
+  found = run.of_series("windows") + run.of_series("suffix")
   return sorted(found, key=lambda row: (row["step"], row.get("time") or 0))
 
 
@@ -48,24 +44,17 @@ def points(run):
     values = {f"learned/{name}/{layer}/{head}": value for name, layers in learned.items()
               for layer, heads in enumerate(layers) for head, value in enumerate(heads)}
     found.append(("step", step, time, numbers(values)))
-  for row in newest(run, "windows"):
+  for row in run.by_length().values():
     for loss, last in zip(row["by_position"], row["position_edges"][1:]):
       value = numbers({f"eval/by_position/{row['length']}": loss})
       found.append(("position", last, row.get("time"), value))
   return [point for point in found if point[3]]
 
 
-def newest(run, mode):
-  """The losses of the newest step."""
-  rows = [row for row in of_series(run) if row["mode"] == mode]
-  step = max((row["step"] for row in rows), default=None)
-  return {row["length"]: row for row in rows if row["step"] == step}.values()
-
-
 def last(run):
   """The losses that runs are sorted by: the newest of each length, and the last in training."""
   result = {"last/train/loss": loss for _, loss in run.train()[-1:]}
-  for row in [*newest(run, "windows"), *newest(run, "suffix")]:
+  for row in [*run.by_length("windows").values(), *run.by_length("suffix").values()]:
     result.update((f"last/{name}", value) for name, value in losses(row).items())
   return result
 

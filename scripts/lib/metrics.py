@@ -301,10 +301,14 @@ class Run:
     found = self.losses(mode)
     return ([row for row in found if row["type"] == "val"] or found or [None])[-1]
 
+  def of_series(self, mode="windows"):
+    """The losses of the series of last(mode), of all steps."""
+    last = self.last(mode)
+    return [row for row in self.losses(mode) if row["series"] == last["series"]]
+
   def by_length(self, mode="windows"):
-    """{length: row} of the newest step of the series of last()."""
-    series = (self.last(mode) or {}).get("series")
-    rows = [row for row in self.losses(mode) if row["series"] == series]
+    """{length: row} of the newest step of of_series(mode)."""
+    rows = self.of_series(mode)
     step = max((row["step"] for row in rows), default=0)
     return {row["length"]: row for row in rows if row["step"] == step}
 
@@ -432,8 +436,7 @@ def main_length(run: Run) -> int | None:
 
 def main_losses(run: Run) -> list[dict]:
   """The rows of all steps at the main length, of the series that is evaluated while training."""
-  wanted = (run.last() or {}).get("series"), main_length(run)
-  return [row for row in run.losses() if (row["series"], row["length"]) == wanted]
+  return [row for row in run.of_series() if row["length"] == main_length(run)]
 
 
 def initial_loss(run: Run) -> float | None:
