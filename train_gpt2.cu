@@ -669,7 +669,8 @@ void Gpt2<Real>::diagnose(const int* inputs, int B, int T, int counted,
   if (b.tiles) zero(b.tiles, size_t(L) * H, stream);
   forward(act, B, T, true, [&](int l) {
     Layer& a = act.layers[l];
-    int heads = gated(a, GatePosition::output) ? 1 : H, width = gated(a, GatePosition::output) ? C : A;
+    bool mixed = gated(a, GatePosition::output);
+    int heads = mixed ? 1 : gated_part(a) > 0 ? KD / D : H, width = mixed ? C : heads * D;
     statistics.layer = l;
     statistics.gate.resize(heads * GATE_STATISTICS);
     gate_statistics<Real>(b.statistics, {a.ungated ? a.ungated : finished(a, act, l, B, T, false), width}, logits_of(a),

@@ -46,8 +46,10 @@ struct TileCount {
 // A layer's values in diagnose(), on the host.
 struct LayerStatistics {
   int layer;
-  std::vector<float> rows;       // attention_diagnose()'s, of [B, H, T]
-  std::vector<float> gate;       // gate_statistics()'s, of what the gate acts on; without a gate of attention's output
+  std::vector<float> rows;  // attention_diagnose()'s, of [B, H, T]
+  // gate_statistics()'s, of what the gate acts on: H heads, those of keys and values, or the output as one. Without a
+  // gate of attention's output.
+  std::vector<float> gate;
   std::vector<float> x;          // [counted, T, C]  the residual stream that leaves the layer
   std::vector<TileCount> tiles;  // as tiles(), of this batch and the layers so far
 };

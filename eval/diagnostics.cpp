@@ -40,7 +40,7 @@ enum {
 struct LayerSums {
   std::vector<double> heads;      // [H, REACH + bins]
   std::vector<double> positions;  // [2, POSITIONS]: zeros and pairs, by eighths of the window
-  std::vector<double> gate;       // [H, GateStatistic::COUNT]; of a gate at the output the first head's alone
+  std::vector<double> gate;       // [H, GateStatistic::COUNT]; of a gate at the output each has all
   std::vector<double> survivors;  // [T + 1]: rows with that many weights above 0
   std::vector<double> sizes;      // [SIZES]: elements by the upper 16 bits of |x|, without the sign
   std::vector<double> largest;    // [ranks, LARGEST + 2 H]: of |x|, falling; of each head's weights; of its |z|
@@ -93,8 +93,11 @@ static void add(LayerSums& sums, const LayerStatistics& statistics, const Config
     const TileCount& tiles = statistics.tiles[size_t(statistics.layer) * H + h];
     sums.heads[size_t(h) * fields + TILES] += tiles.needed, sums.heads[size_t(h) * fields + TILES_SEEN] += tiles.seen;
   }
-  for (size_t n = 0; n < statistics.gate.size(); n++)
-    sums.gate[n / GATE_STATISTICS * GateStatistic::COUNT + n % GateStatistic::COUNT] += statistics.gate[n];
+  size_t gated_heads = statistics.gate.size() / GATE_STATISTICS;  // those of keys and values serve several each
+  for (size_t h = 0; h < size_t(H); h++)
+    for (size_t n = 0; n < GATE_STATISTICS; n++)
+      sums.gate[h * GateStatistic::COUNT + n % GateStatistic::COUNT] +=
+          statistics.gate[h * gated_heads / size_t(H) * GATE_STATISTICS + n];
   for (float x : statistics.x) {
     float size = std::fabs(x);
     sums.sizes[std::bit_cast<unsigned>(size) >> 15]++;

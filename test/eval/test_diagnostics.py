@@ -168,6 +168,22 @@ class Diagnostics(Workspace):
         self.assertAlmostEqual(after / before, 0.5, delta=1e-5)
         self.assertEqual("out_abs" in layer["heads"][0], position != "output")
 
+  def test_gates_of_heads_that_share_keys_and_values(self):
+    for position in ("value", "key", "query", "sdpa", "output"):
+      for granularity in ("elementwise",) if position == "output" else ("elementwise", "headwise", "shared"):
+        gate = {"activation": "sigmoid", "position": position, "granularity": granularity, "weight_init": "zero",
+                "bias_init": -1}
+        name = f"{position}_{granularity}"
+        self.ok("--diagnostics", name=name, model__kv_heads=1, attention__gate=gate)
+        line, = self.metrics(name, "diagnostics")
+        self.assertAlmostEqual(line["gate"], 1 / (1 + math.e), delta=1e-5, msg=name)
+        for layer in line["layers"]:
+          before, after = layer["out_abs"]
+          self.assertAlmostEqual(after / before, 1 / (1 + math.e), delta=1e-5, msg=name)
+          if position in ("value", "key"):  # all heads have the one
+            heads = [(head["gate"], head["out_abs"]) for head in layer["heads"]]
+            self.assertEqual(heads, [(layer["gate"], layer["out_abs"])] * 2, name)
+
   def test_while_training_and_resumed(self):
     changes = {"diagnostics__every": 2, "log__groups_every": 2, "checkpoint__every": 2, "eval__every": 0}
     self.ok(**changes)
