@@ -70,6 +70,7 @@ MIXED = [  # settings of models without a name
     {"attention.variant": "lssar", "attention.power": 3, "attention.offset": 0.5},
     {"attention.variant": "lssar", "attention.power": 2.5, "attention.offset": 0},
     {"attention.variant": "lssar", "attention.offset_free_rows": 0},
+    {"attention.variant": "lssar", "attention.scale": 200},  # rows with all scores below -62
     {"attention.variant": "softmaxr", **FEW},
     {"attention.variant": "softmaxr", "attention.power": 2.5, "attention.offset": 0.5},
     {"attention.variant": "lssa", "attention.gate": {"activation": "silu", "bias": False}},

@@ -185,7 +185,9 @@ def weights(z, settings, context, sink=None, learned=None, starts=None):
     return torch.cat([z, sink.expand(*z.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
   if settings.kind == "lssar":
     f = F.softplus(z) * seen
-    return sharpened(shares(f, f.sum(-1, keepdim=True)), rows, seen, settings)
+    # As in the kernels, for float32's sake: where all scores are under -62 the sum counts as this.
+    total = torch.maximum(f.sum(-1, keepdim=True), rows * 2.0**-90)
+    return sharpened(f / total, rows, seen, settings)
   if settings.kind == "softmaxr":
     return sharpened(z.masked_fill(~seen, -torch.inf).softmax(-1), rows, seen, settings)
   return weights_of_formula(z, seen, rows, settings, context, learned or {}, starts)
@@ -240,8 +242,7 @@ def sharpened(a, rows, seen, settings):
   is next to nothing scores all keys alike, and its P is 0."""
   offset = torch.full_like(rows, settings.offset).masked_fill(rows <= settings.offset_free_rows, 0)
   r = F.relu(rows * a - offset) * seen
-  least = torch.full_like(rows, TINY).masked_fill(offset > 0, 1e-3)
-  w = shares(r, r.amax(-1, keepdim=True), least) ** settings.power
+  w = shares(r, r.amax(-1, keepdim=True), 1e-3) ** settings.power
   return shares(w, w.sum(-1, keepdim=True))
 
 

@@ -98,6 +98,18 @@ class Modeling(unittest.TestCase):
         sums = P.sum(-1)
         self.assertTrue(((sums > least - 1e-5) & (sums < most + 1e-5)).all() and sums.max() > 0, (kind, settings, sums))
 
+  def test_rows_of_lssar_whose_scores_all_are_low(self):
+    """The kernels' least mean weight is 2^-90, e^-62.4: a single key of less than 1e-3 of that has no weight, nor has
+    one of less than the offset."""
+    z = torch.tensor([-62.0, -63.0, -69.0, -70.0, -1000.0]).view(-1, 1, 1, 1)
+    for offset, expected in ((0, [1, 1, 1, 0, 0]), (0.9, [1, 0, 0, 0, 0])):
+      settings = SimpleNamespace(kind="lssar", sink="none", power=3, offset=offset, offset_free_rows=0)
+      z.requires_grad_()
+      P = formula.weights(z, settings, T)
+      self.assertEqual(P.flatten().tolist(), expected)
+      gradient, = torch.autograd.grad(P.sum(), z)
+      self.assertTrue(gradient.isfinite().all())
+
   def test_a_formula_of_whole_rows(self):
     """The tests' mixture of two normalisers, beside each row by itself; with a window and two documents."""
     formula.add_file(os.path.join(ROOT, "test/attention/kinds/mixture.cuh"))
