@@ -221,10 +221,12 @@ static void check_mlp_width(const Config& c) {
 }
 
 int most_sequences(const Config& config, int length) {
-  // The third extent of a kernel's grid; 32 bits for a row of each head's q and k; 32 for the lanes that share a row.
+  // The third extent of a kernel's grid; 32 bits for a row of each head's q and k; 32 for the lanes that share a row,
+  // and for the units of swiglu's.
   constexpr int64_t SEQUENCES = 65535, HEAD_ROWS = (int64_t(1) << 30) - 1, ELEMENTS = int64_t(1) << 34;
   const Config::Model& m = config.model;
   int64_t width = std::max<int64_t>(m.channels, int64_t(m.heads) * m.head_dim);
+  if (m.mlp == Mlp::swiglu) width = std::max<int64_t>(width, m.mlp_width());
   return int(std::min({SEQUENCES, HEAD_ROWS / m.heads / length, ELEMENTS / width / length}));
 }
 

@@ -363,6 +363,8 @@ TEST(ConfigErrors, BatchMustDivide) {
                "768 channels; use batch.micro = 341 at most  [x.json]");
   expect_has(error_in(R"({"model": {"context": 16777216, "heads": 96, "channels": 768}})"),
              {"1 sequence of this length are too many for one pass with 96 heads and 768 channels; use a shorter one"});
+  expect_has(error_in(R"({"batch": {"micro": 200}, "model": {"context": 65536, "mlp": "swiglu"}})"),
+             {"use batch.micro = 128 at most"});
   EXPECT_EQ(error_in(R"({"model": {"context": 16777216}, "batch": {"tokens": 16777216}, "eval": {"every": 0}})"), "");
   Config c = parse_config(R"({"batch": {"tokens": 6144, "micro": 2}})", "x.json");
   EXPECT_EQ(error_of([&] { resolve_batch(c, 2, 64); }),
