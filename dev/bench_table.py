@@ -29,6 +29,12 @@ RESULTS = os.path.join(ROOT, "dev/bench/results")
 ATTENTION_PARTS = ("evaluation", "forward", "backward")
 
 
+def of_columns(items, columns):
+  """A table with a row for each item. columns: {title: the function, or the format of fields, for its cell}."""
+  cell = lambda item, text: text.format(**item) if isinstance(text, str) else text(item)
+  return tables.markdown([*columns], [[cell(item, text) for text in columns.values()] for item in items])
+
+
 def write(path, result):
   """JSON with a line for every row of a list, so that two files can be compared."""
   lists = {key: value for key, value in result.items() if isinstance(value, list)}
@@ -108,7 +114,7 @@ def memory(row):
 def steps_table(result):
   softmax = next((step["tokens_per_s"] for step in result["steps"] if step["variant"] == "softmax"), None)
   phases = ("forward", "output layer", "backward", "update", "host")
-  table = tables.of_columns(result["steps"], {
+  table = of_columns(result["steps"], {
       "attention": "{variant}", "tokens/s": "{tokens_per_s:,.0f}",
       "of softmax": lambda step: f"{step['tokens_per_s'] / softmax:.1%}" if softmax else "-",
       "peak": "{mfu:.1%}", "ms a step (least to most)": "{ms:.1f} ({ms_least:.1f} to {ms_most:.1f})",
@@ -126,7 +132,7 @@ def launches_table(step):
   small = [kernel for kernel in step["kernels"] if kernel["share"] < 0.01]
   others = {key: sum(kernel[key] for kernel in small) for key in ("calls", "ms", "share")}
   shown += [{"name": "all others", **others}] if others["share"] > 0 else []
-  return tables.of_columns(shown, {"kernel": "{name}", "calls a step": "{calls:.0f}", "ms a step": "{ms:.1f}",
+  return of_columns(shown, {"kernel": "{name}", "calls a step": "{calls:.0f}", "ms a step": "{ms:.1f}",
                                    "share": "{share:.1%}"})
 
 
@@ -140,7 +146,7 @@ def attention_table(rows):
   def rates(T):
     flops = lambda row: " / ".join(f"{row[what]['flops_per_s'] / unit:.0f}" for what in ("forward", "backward"))
     return lambda which: flops(measured[which][T]) if T in measured[which] else "-"
-  return tables.of_columns(measured, {
+  return of_columns(measured, {
       f"attention, training forward / backward, {name} at T =": lambda which: "%s, D %d" % which,
       **{T: rates(T) for T in sorted({row["T"] for row in rows})}})
 
@@ -155,7 +161,7 @@ def speed(result):
 def slowest(result):
   """The launches that lose most against their floors, once each."""
   lost = sorted(result["kernels"], key=lambda kernel: kernel["floor_s"] - kernel["s"])[:5]
-  return tables.of_columns(lost, {"furthest from the floor": "{name}", "us": lambda k: f"{k['s'] * 1e6:.0f}",
+  return of_columns(lost, {"furthest from the floor": "{name}", "us": lambda k: f"{k['s'] * 1e6:.0f}",
                                   "floor": lambda k: f"{k['floor_s'] / k['s']:.0%}"})
 
 
@@ -172,7 +178,7 @@ def comparison(old, new):
   before, after = figures(old), figures(new)
   changed = [name for name in after if name in before and not 0.97 < after[name] / before[name] < 1.03]
   return (f"{len(changed)} of {len(after)} figures differ by 3% or more between {where(old)} and {where(new)}:\n\n" +
-          tables.of_columns(changed, {
+          of_columns(changed, {
               "what": str, "ms before": lambda name: f"{before[name] * 1e3:.4g}",
               "ms now": lambda name: f"{after[name] * 1e3:.4g}",
               "now / before": lambda name: f"{after[name] / before[name]:.2f}"}))
@@ -185,7 +191,7 @@ def front(result):
   rates += [(f"PyTorch {result['torch'].split('+')[0]}: {row['name']}", row["tokens_per_s"])
             for row in result["steps"] if "missing" not in row]
   of = f", commit {result['ours']['commit']}" if result["ours"] else ""
-  return tables.of_columns(rates, {f"{result['model']}, bf16, one {result['device']}{of}": lambda row: row[0],
+  return of_columns(rates, {f"{result['model']}, bf16, one {result['device']}{of}": lambda row: row[0],
                                    "tokens/s": lambda row: f"{row[1]:,.0f}"})
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import html
 import os
 import re
-from typing import Callable, Iterable, NamedTuple
+from typing import Callable, NamedTuple
 
 from lib import metrics, variants
 
@@ -43,12 +43,6 @@ def latex(head: list, rows: list[list]) -> str:
   begin = r"\begin{tabular}{l%s}" % ("r" * (len(head) - 1))
   return "\n".join([begin, r"\toprule", line(head), r"\midrule", *map(line, rows), r"\bottomrule",
                     r"\end{tabular}", ""])
-
-
-def of_columns(items: Iterable, columns: dict[str, str | Callable]) -> Table:
-  """A row for each item. columns: {title: the function, or the format of fields, for its cell}."""
-  cell = lambda item, text: text.format(**item) if isinstance(text, str) else text(item)
-  return markdown([*columns], [[cell(item, text) for text in columns.values()] for item in items])
 
 
 # ---------------------------------------------------------------------------------------- of runs
