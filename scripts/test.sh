@@ -88,8 +88,6 @@ with_torch() {
 }
 tests_with_torch() {
   local modules
-  make BACKEND=cpu pytorch ATTN="softmax lssar threshold" \
-    KINDS="$(echo test/attention/kinds/{my_score,mixture}.cuh)" || return 1
   PLUSGPT_LIBRARY=build/cpu-pytorch/plusgpt_attention.so build/cpu/test_bits --gtest_brief=1 || return 1
   modules=$(cd test && grep -lE '^ *(import|from) .*\b(torch|transformers|tokenizers)\b' */test_*.py | tr / .)
   (cd test && OMP_NUM_THREADS=1 "$torch" -m unittest ${modules//.py/})
@@ -110,6 +108,8 @@ torch=$(find_torch "$python")
 
 phase "build for the CPU"
 make BACKEND=cpu
+[ -z "$torch" ] || make BACKEND=cpu pytorch ATTN="softmax lssar threshold" \
+  KINDS="$(echo test/attention/kinds/{my_score,mixture}.cuh)"
 
 export TRAIN=$PWD/build/cpu/train
 # Python tests wait more than they compute: they run beside what compiles. A second thread of theirs would mostly wait
