@@ -121,7 +121,7 @@ def unfair(view):
 
 
 def appendix(view):
-  commands = [str(run.start["command"]) for run in view.runs if run.start.get("command")]
+  commands = [command for run in view.runs for command in run.said("command")]
   run = view.baseline
   blocks = [Text("The commands:"), Text("\n".join(commands), "code")] if commands else []
   return [*blocks, Text(f"The configuration of {run.label}:"), Text(json.dumps(run.config, indent=1), "code")]

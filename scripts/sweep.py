@@ -97,11 +97,14 @@ def summary(sweep, members, done, failed):
     found = {metrics.finite(metrics.section(run.config, section).get(key)) for run in runs}
     return " or ".join(map(str, sorted(found - {None})))
 
+  def said(key):
+    return " and ".join(dict.fromkeys(text for run in runs for text in run.said(key))) or None
+
   return {
       **{key: sweep[key] for key in ("name", "size", "config", "set", "seeds", "chart", "best_of")},
       "axes": {axis: [*labels] for axis, labels in sweep["axes"].items()},
       "mode": metrics.section(first.config, "eval").get("mode", "windows"),
-      "commit": first.start.get("commit"), "device": first.start.get("device"),
+      "commit": said("commit"), "device": said("device"),
       "command": shlex.join(["python3", *sys.argv]), "context": first.context(),
       "contexts": sorted({run.context() for run in runs} - {None}),
       "steps": values("train", "steps"), "tokens_per_step": values("batch", "tokens"),

@@ -218,7 +218,8 @@ class Run:
   """A run's metrics.jsonl.
 
   start, config: of the first "start" line, with the optimizer and steps of the newest training.
-  lines: the rows of "train" and "skip" lines. names: what it was called while it trained.
+  programs: the "start" lines of those that trained it. names: what it was called meanwhile.
+  lines: the rows of "train" and "skip" lines.
   evaluations: the rows of its own weights, by name; a run that never trained has those that it
   evaluated last, .weights. foreign: the others. learned: [(step, time, {name: [[number of each
   head] of each layer]})]. left_out: {"of ...": how many}."""
@@ -233,10 +234,10 @@ class Run:
     self.starts = [{"config": {}}, *found.starts]
     self.start, self.lines = self.starts[1] if found.starts else {}, found.training
     self.config = dict(self.start.get("config", {}))
-    programs = dict.fromkeys(row["config"] for row in self.lines)
-    trained = [self.starts[number + 1]["config"] for number in programs]
-    self.names = {config.get("name") for config in trained}
-    for config in trained:
+    numbered = dict.fromkeys(row["config"] for row in self.lines)
+    self.programs = [self.starts[number + 1] for number in numbered]
+    self.names = {program["config"].get("name") for program in self.programs}
+    for config in (program["config"] for program in self.programs):
       self.config.update({key: config[key] for key in ("optimizer", "train") if key in config})
     self.left_out = collections.Counter({OLDER: found.older} if found.older else {})
     self.contents = contents(section(self.start, "identity"), self.folder)
@@ -263,6 +264,13 @@ class Run:
   def settings(self):
     """{key: value} of the configuration, and contents() as "content.data.train", ..."""
     return {**flat(self.config), **flat_row(self.contents, "content.")}
+
+  def said(self, key):
+    """What those that trained it say, each text once; of a run that never trained, the first."""
+    found = [program[key] for program in self.programs or [self.start] if program.get(key)]
+    texts = (" ".join(f"{name} {value}" for name, value in each.items()) if isinstance(each, dict)
+             else str(each) for each in found)
+    return [*dict.fromkeys(texts)]
 
   def samples(self, row):
     """The file with the answers of a "task" row, where --tasks wrote one."""
@@ -423,9 +431,11 @@ def spike_score(values: list[float]) -> tuple[float, int, int] | None:
 
 def clipped(run: Run) -> float | None:
   """The share of its updates whose gradient was clipped; None if none could be."""
-  limit = finite(section(run.config, "optimizer").get("grad_clip"))
-  norms = [row["grad_norm"] for row in run.lines if row.get("grad_norm") is not None]
-  return sum(norm > limit for norm in norms) / len(norms) if limit and norms else None
+  limits = [finite(section(start["config"], "optimizer").get("grad_clip")) for start in run.starts]
+  norms = [(row["grad_norm"], limits[row["config"] + 1]) for row in run.lines
+           if row.get("grad_norm") is not None]
+  above = [norm > limit for norm, limit in norms if limit]
+  return sum(above) / len(norms) if above else None
 
 
 def main_length(run: Run) -> int | None:

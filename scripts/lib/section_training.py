@@ -10,6 +10,7 @@ from lib.tables import Column
 SPEEDS = [Column("tokens/s", "tokens_per_s", "{:,.0f}"), Column("MFU", "mfu", "{:.1%}")]
 SPIKES = [Column("loss spikes", "loss_spikes", "{:.2%}"), Column("norm spikes", "norm_spikes", "{:.2%}")]
 DEVICE = Column("device", "device")
+SAID = "device", "commit", "versions"  # by programs: another may have continued the run
 
 
 def time_unit(view) -> str:
@@ -38,11 +39,10 @@ def facts(view):
   rows = []
   for run in view.runs:
     start = run.start
-    versions = metrics.section(start, "versions")
-    row = dict(view.marks[run], step=run.step(), device=str(start.get("device", "-")),
-               commit=str(start.get("commit", "-")), parameters=metrics.finite(start.get("parameters")),
-               flops=metrics.finite(start.get("flops_per_token")),
-               versions=" ".join(f"{key} {value}" for key, value in versions.items()))
+    said = {key: " and ".join(run.said(key)) or "-" for key in SAID}
+    row = dict(view.marks[run], **said, step=run.step(),
+               parameters=metrics.finite(start.get("parameters")),
+               flops=metrics.finite(start.get("flops_per_token")))
     rows.append(row)
     if run.lines:
       mine = view.training[view.training["run"] == row["run"]]

@@ -229,6 +229,25 @@ class Report(ScriptTest):
         "b has made 8 of 9 steps.",
         "Not every setting has several seeds: small differences may be those of another seed."])
 
+  def test_a_run_that_was_continued_elsewhere(self):
+    content = lines()
+    other = {**CONFIG, "optimizer": {"lr": 0.02, "grad_clip": 0}}
+    content.insert(5, {**content[0], "config": other, "command": "./train runs/a", "device": "GPU", "commit": "def",
+                       "versions": {"backend": "cuda", "products": "x"}})
+    content.insert(5, {**content[0], "command": "./train --resume"})  # ended before a step
+    content.append({**content[0], "command": "./train runs/a --eval", "device": "other"})
+    self.make_run("a", content)
+    self.make_run("b", lines())
+    self.report("a", "b")
+    commands = self.source[self.source.index("The commands:"):]
+    self.assertEqual(commands.split()[2:8], "./train c.json ./train runs/a ./train c.json".split())
+    head, a, b = self.table("run", "parameters", "FLOPs per token")
+    self.assertEqual(a[-3:], ["CPU and GPU", "abc and def", "backend cpu and backend cuda products x"])
+    self.assertEqual(b[-3:], ["CPU", "abc", "backend cpu"])
+    self.assertIn("The builds differ: abc, abc and def.", self.warnings())
+    head, a, b = self.table("run", "largest norm")
+    self.assertEqual((a[head.index("clipped")], b[head.index("clipped")]), ("25.0%", "75.0%"))  # norms 0.5, 1, ... 4
+
   def test_the_same_targets_by_context(self):
     def run(name, variant, seed, *losses):
       content = lines(seed=seed, config=[("attention", {"variant": variant})])
