@@ -34,6 +34,22 @@ PART = 4000  # tokens of a text in one example
 # Of a row of the data set: the context, the completions and the number of the right one; of texts
 # also the words and bytes that count. A context of None is the token between documents.
 
+def texts_in(row, key):
+  """A list of texts. One text, as spreadsheets hold a list, would be one completion per letter."""
+  found = row[key]
+  if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+    raise ValueError(f'its "{key}" is not a list of texts')
+  return found
+
+
+def right_one(value):
+  """2, "2", or 2.0 of programs that write whole columns of numbers in one way."""
+  number = int(value)
+  if isinstance(value, bool) or isinstance(value, float) and value != number:
+    raise ValueError(f"{json.dumps(value)} is not the number of a completion")
+  return number
+
+
 def wikihow(text):
   """Without the marks that HellaSwag's articles left in its texts."""
   return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
@@ -43,11 +59,11 @@ def hellaswag(row):
   if "ctx_a" not in row:
     raise ValueError('it has no "ctx_a": take the original file, or --task hellaswag_llmc')
   context = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
-  return wikihow(context), [wikihow(ending) for ending in row["endings"]], int(row["label"])
+  return wikihow(context), [*map(wikihow, texts_in(row, "endings"))], right_one(row["label"])
 
 
 def hellaswag_llmc(row):
-  return row["ctx"], row["endings"], int(row["label"])
+  return row["ctx"], texts_in(row, "endings"), right_one(row["label"])
 
 
 def arc(row):
@@ -57,12 +73,12 @@ def arc(row):
     labels = [choice["label"] for choice in question["choices"]]
     question = question["stem"]
   else:
-    texts, labels = row["choices"]["text"], row["choices"]["label"]
+    texts, labels = texts_in(row["choices"], "text"), row["choices"]["label"]
   return f"Question: {question}\nAnswer:", texts, labels.index(row["answerKey"])
 
 
 def piqa(row):
-  return f"Question: {row['goal']}\nAnswer:", [row["sol1"], row["sol2"]], int(row["label"])
+  return f"Question: {row['goal']}\nAnswer:", [row["sol1"], row["sol2"]], right_one(row["label"])
 
 
 def sciq(row):
@@ -71,16 +87,20 @@ def sciq(row):
 
 
 def mmlu(row):
-  options = "".join("\n%s. %s" % option for option in zip("ABCD", row["choices"]))
-  return f"{row['question'].strip()}{options}\nAnswer:", list("ABCD"), row["answer"]
+  choices = texts_in(row, "choices")
+  if len(choices) != 4:
+    raise ValueError(f'it has {len(choices)} "choices", not four')
+  options = "".join("\n%s. %s" % option for option in zip("ABCD", choices))
+  return f"{row['question'].strip()}{options}\nAnswer:", list("ABCD"), right_one(row["answer"])
 
 
 def mmlu_continuation(row):
-  return f"Question: {row['question'].strip()}\nAnswer:", row["choices"], row["answer"]
+  question, choices = row["question"].strip(), texts_in(row, "choices")
+  return f"Question: {question}\nAnswer:", choices, right_one(row["answer"])
 
 
 def mmlu_llmc(row):
-  return f"Question: {row['question']}\n\nAnswer:", row["choices"], row["answer"]
+  return f"Question: {row['question']}\n\nAnswer:", texts_in(row, "choices"), right_one(row["answer"])
 
 
 def lambada(row):

@@ -6,6 +6,7 @@ import gzip
 import http.server
 import io
 import json
+import math
 import os
 import struct
 import subprocess
@@ -118,6 +119,13 @@ class PrepareTasks(ScriptTest):
       self.assertEqual(first, (context, [" " + text for text in completions], gold, sizes))
       self.assertEqual(first, second)
 
+  def test_numbers_of_right_completions(self):
+    for task, row, key in (("hellaswag", HELLASWAG, "label"), ("piqa", PIQA, "label"), ("mmlu", MMLU, "answer"),
+                           ("mmlu_llmc", MMLU, "answer"), ("mmlu_continuation", MMLU, "answer")):
+      for value in 1, "1", 1.0:
+        self.prepare(task, "--input", self.write("x.jsonl", lines({**row, key: value})))
+        self.assertEqual(prepare_tasks.prompt(task, {**row, key: value})[2], 1)
+
   def test_last_words(self):
     self.prepare("lambada_openai", "--input", self.write("x.jsonl", lines(
         {"text": "a b c\u00e9."}, {"text": "a b  c"}, {"text": "word"})))
@@ -213,6 +221,14 @@ class PrepareTasks(ScriptTest):
         ("hellaswag", bad(HELLASWAG, "label", ""), ["example 1"]),  # the test split has no labels
         ("hellaswag", bad(HELLASWAG, "label", 4), ["example 1", "number 4"]),
         ("hellaswag", bad(HELLASWAG, "endings", ["a", "[x]", "b", "c"]), ["example 1", "empty"]),
+        ("hellaswag", bad(HELLASWAG, "endings", "['a', 'b']"), ["example 1", '"endings" is not a list of texts']),
+        ("hellaswag_llmc", bad(HELLASWAG, "endings", "abcd"), ["example 1", '"endings" is not a list of texts']),
+        ("hellaswag", bad(HELLASWAG, "label", 1.5), ["example 1", "1.5 is not the number"]),
+        ("mmlu", bad(MMLU, "answer", True), ["example 1", "true is not the number"]),
+        ("mmlu", bad(MMLU, "answer", math.nan), ["example 1", "NaN"]),
+        ("mmlu", bad(MMLU, "choices", ["a", "b", "c"]), ["example 1", '3 "choices", not four']),
+        ("mmlu", bad(MMLU, "choices", "abcd"), ["example 1", '"choices" is not a list of texts']),
+        ("mmlu_continuation", bad(MMLU, "choices", ["a", 2]), ["example 1", '"choices" is not a list of texts']),
         ("piqa", bad(PIQA, "label", -1), ["example 1", "-1"]),
         ("piqa", bad(PIQA, "sol1", 7), ["example 1"]),
         ("piqa", bad(PIQA, "sol1", "<|endoftext|>"), ["example 1", "<|endoftext|>"]),
