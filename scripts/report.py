@@ -36,7 +36,8 @@ TOKENS = Column("tokens", "tokens", "{:,.0f}")
 
 def losses_at(view, mode, title, least=1):
   """(a DataFrame by run of the losses in a mode, Columns), of the series that most runs have."""
-  for rows in view.series(mode)[:1]:
+  rows = view.current(mode)
+  if len(rows):
     wide = rows.pivot(index="run", columns="length", values="loss")
     return wide, [Column(f"{title} {n}", n) for n in wide if n >= least]
   return tables.frame([]), []
@@ -46,7 +47,8 @@ def more_losses(view, least):
   """Bits per byte, for models of different tokenizers, at the shortest of these lengths, and the loss
   at the end of the longest."""
   found, columns = tables.frame([]), []
-  for rows in view.series("windows")[:1]:
+  rows = view.current("windows")
+  if len(rows):
     rows = rows[rows["length"] >= least]
     for key, length, text in (("bits_per_byte", rows["length"].min(), "bits per byte at"),
                               ("last_loss", rows["length"].max(), "end of")):

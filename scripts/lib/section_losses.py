@@ -104,6 +104,8 @@ def differences(view, rows):
   for variant, mine in rows[rows["variant"] != view.base].groupby("variant", sort=False):
     alone = mine["run"].nunique() == base["run"].nunique() == 1
     pairs = mine.merge(base, on=["id"] if alone else ["id", "seed"], suffixes=("", "_base"))
+    newest = pairs["current"] & pairs["current_base"]
+    pairs = pairs[newest | (pairs["step"] == pairs["step_base"])]
     for length, both in pairs.groupby("length"):
       if gap := gap_of(view, variant, both):
         found.append((variant, length, *gap))
@@ -183,7 +185,7 @@ def lengths(view):
   blocks, panels = [], []
   for number, rows in enumerate(view.series("windows"), 1):
     rows, end = in_unit(rows, view.unit), f"_{number}" if number > 1 else ""
-    blocks += [Text(f"{title(view.unit)} of {of_data(rows.iloc[0])}:"),
+    blocks += [Text(f"{title(view.unit)} of {of_data(rows.iloc[0])}{view.earlier(rows)}:"),
                by_length("lengths" + end, view, rows, "at length")]
     if rows["length"].nunique() > 1:
       blocks += [Text("Loss less that at the trained length, in nats:"),
@@ -231,8 +233,8 @@ def contexts(view):
   for number, rows in enumerate(view.series("suffix"), 1):
     rows = in_unit(rows, view.unit)
     name = f"contexts_{number}" if number > 1 else "contexts"
-    said = f"{title(view.unit)} of {of_data(rows.iloc[0])}, by the context that the model sees:"
-    blocks += [Text(said), by_length(name, view, rows, "with context")]
+    said = f"{title(view.unit)} of {of_data(rows.iloc[0])}, by the context that the model sees"
+    blocks += [Text(f"{said}{view.earlier(rows)}:"), by_length(name, view, rows, "with context")]
     panels = panels or [partial(draw_contexts, view, rows)]
   return blocks, panels
 
@@ -244,9 +246,9 @@ def settings(view):
   keys = metrics.differing(view.runs)
   at_trained = {}
   for mode in ("suffix", "windows"):
-    for rows in view.series(mode)[:1]:
-      found = rows[rows["length"] == view.trained(rows)]
-      at_trained.update(zip(found["run"], found["loss"]))
+    rows = view.current(mode)
+    found = rows[rows["length"] == view.trained(rows)]
+    at_trained.update(zip(found["run"], found["loss"]))
   rows = []
   for number, run in enumerate(view.runs):
     own = {f"of {key}": str(run.settings().get(key, "-")) for key in keys}

@@ -107,15 +107,30 @@ class View:
 
   @functools.cached_property
   def losses(self):
-    """The newest losses of each run, series and length, by the series that most runs have."""
+    """The newest losses of each run, series and length, by the series that most runs have. `current`:
+    of the newest step of the run's losses; a resumed run may have given up a series."""
     rows = newest(self.of_type(*metrics.LOSSES), ["series", "length"])
-    many = rows.groupby("series")["run"].transform("nunique") if len(rows) else 0
-    return rows.assign(many=many).sort_values("many", ascending=False, kind="stable")
+    current = rows["step"] == rows.groupby("run")["step"].transform("max")
+    now, many = [runs.groupby(rows["series"]).transform("nunique")
+                 for runs in (rows["run"].where(current), rows["run"])]
+    rows = rows.assign(current=current.astype(bool), now=now, many=many)
+    return rows.sort_values(["now", "many"], ascending=False, kind="stable")
 
   def series(self, mode):
     """[(the losses of a series)]: the one that most runs have first."""
     rows = self.losses[self.losses["mode"] == mode]
     return [of_one.sort_values("run", kind="stable") for _, of_one in rows.groupby("series", sort=False)]
+
+  def current(self, mode):
+    """The losses of the first series that are of their runs' newest step."""
+    rows = [*self.series(mode), self.losses[:0]][0]
+    return rows[rows["current"]]
+
+  def earlier(self, rows):
+    """Which of these losses are not of their run's newest step, as text."""
+    old = rows[~rows["current"]].drop_duplicates("run")
+    found = [f"{self.runs[run].label} after {step} steps" for run, step in zip(old["run"], old["step"])]
+    return f" (of {', '.join(found)}, not the newest)" if found else ""
 
   def contexts(self):
     return sorted({run.context() for run in self.runs if run.context()})

@@ -248,6 +248,24 @@ class Report(ScriptTest):
     head, a, b = self.table("run", "largest norm")
     self.assertEqual((a[head.index("clipped")], b[head.index("clipped")]), ("25.0%", "75.0%"))  # norms 0.5, 1, ... 4
 
+  def test_a_series_that_was_given_up(self):
+    """As by another eval.tokens at --resume: its last losses are not those of the newest step."""
+    content = lines(base=2)
+    new = [{**line, "of": {**line["of"], "tokens_asked": 640}} for line in content if line["type"] == "val"]
+    old = [{**line, "step": 4, "loss": line["loss"] + 1} if line["type"] == "val" else line for line in content]
+    self.make_run("a", old + new)
+    self.report("a")
+    self.assertEqual([self.summary()["a"][f"loss at {n}"] for n in (16, 32)], ["2.250", "2.375"])
+    self.assertIn([["run", "step", "loss at trained length (nats)"], ["a", "8", "2.250"]], self.tables)
+    titles = re.findall("^Loss of .*", self.source, re.MULTILINE)
+    self.assertEqual(titles, ["Loss of val.bin, 640 tokens asked:",
+                              "Loss of val.bin, 64 tokens asked (of a after 4 steps, not the newest):"])
+    self.make_run("b", lines())
+    self.make_run("c", lines(config=[("attention", {"variant": "lssar"})]))
+    self.report("b", "a", "c")  # of most runs: the series that a gave up
+    self.assertEqual([self.summary()[name]["loss at 16"] for name in "abc"], ["-", "1.750", "1.750"])
+    self.assertFalse([row for row in self.rows() if row[0].startswith("a - ")])  # of 4 and of 8 steps
+
   def test_the_same_targets_by_context(self):
     def run(name, variant, seed, *losses):
       content = lines(seed=seed, config=[("attention", {"variant": variant})])
