@@ -111,7 +111,7 @@ def unfair(view):
       result.append(f"{title}: {', '.join(values)}.")
   windows = view.series("windows")
   if windows and set(view.looks) - set(windows[0]["variant"]):
-    of = [f"{', '.join(rows['variant'].unique())} of {of_data(rows.iloc[0])}" for rows in windows]
+    of = [f"{', '.join(rows['variant'].unique())} of {of_data(rows)}" for rows in windows]
     result.append(f"The losses are of different data: {'; '.join(of)}. The summary has those of the first.")
   for run in view.runs:
     steps, made = run.steps(), run.lines[-1]["step"] if run.lines else None

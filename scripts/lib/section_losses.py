@@ -49,8 +49,10 @@ def title(unit: str) -> str:
   return UNITS[unit].name.replace("validation ", "").capitalize()
 
 
-def of_data(row) -> str:
-  """What an evaluation is of: its data, the tokens asked for, and the settings given for it."""
+def of_data(rows) -> str:
+  """What a series is of: its data, the tokens asked for, and the settings given for it. Its longest
+  window says most: some settings act beyond the trained length alone."""
+  row = rows.iloc[rows["length"].argmax()]
   names = [os.path.basename(str(shard["name"])) for shard in row["of.data"]]
   data = " ".join(names[:2]) + (f" and {len(names) - 2} more" if names[2:] else "")
   if row["mode"] == "suffix":
@@ -185,7 +187,7 @@ def lengths(view):
   blocks, panels = [], []
   for number, rows in enumerate(view.series("windows"), 1):
     rows, end = in_unit(rows, view.unit), f"_{number}" if number > 1 else ""
-    blocks += [Text(f"{title(view.unit)} of {of_data(rows.iloc[0])}{view.earlier(rows)}:"),
+    blocks += [Text(f"{title(view.unit)} of {of_data(rows)}{view.earlier(rows)}:"),
                by_length("lengths" + end, view, rows, "at length")]
     if rows["length"].nunique() > 1:
       blocks += [Text("Loss less that at the trained length, in nats:"),
@@ -233,7 +235,7 @@ def contexts(view):
   for number, rows in enumerate(view.series("suffix"), 1):
     rows = in_unit(rows, view.unit)
     name = f"contexts_{number}" if number > 1 else "contexts"
-    said = f"{title(view.unit)} of {of_data(rows.iloc[0])}, by the context that the model sees"
+    said = f"{title(view.unit)} of {of_data(rows)}, by the context that the model sees"
     blocks += [Text(f"{said}{view.earlier(rows)}:"), by_length(name, view, rows, "with context")]
     panels = panels or [partial(draw_contexts, view, rows)]
   return blocks, panels

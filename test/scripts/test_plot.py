@@ -206,6 +206,11 @@ class Plot(ScriptTest):
     self.assertEqual(self.losses(run), [{"run": {16: 1.5, 32: 1.6}}, {"run": {32: 9.0}}])
     self.assertIn("Loss of val.bin, 64 tokens asked, window 16:", self.plot("run"))
 
+  def test_what_acts_beyond_the_trained_length_is_named(self):
+    self.evaluated("run", line(8, 16, 1.5, series="w"), line(8, 32, 1.6, rope="yarn", series="w"),
+                   suffix(16, 1.5, series="s"), suffix(32, 1.6, rope="yarn", series="s"))
+    self.assertEqual(self.plot("run").count("64 tokens asked, rope_scaling yarn"), 2)
+
   def test_a_table_for_each_set_of_data(self):
     for name, data in (("a", VAL), ("b", TRAIN), ("c", VAL)):
       self.evaluated(name, line(8, 16, 1.5, "val", data))
