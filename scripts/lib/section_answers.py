@@ -14,14 +14,28 @@ from lib.sections import Section, Text, newest
 from lib.tables import Column
 
 
+CONDITIONS = "window", "sink_tokens", "rope_scaling", "precision"  # of any evaluation, also in its `of`
+
+
+def values_of(row, keys):
+  """["key value"] of the keys that have one in a row."""
+  known = [key for key in keys if row.get(key) not in (None, "none") and row[key] == row[key]]
+  text = lambda value: value if isinstance(value, str) else f"{value:.0f}"
+  return [f"{key} {text(row[key])}" for key in known]
+
+
 def asked(view, kind, name, *more):
   """The newest answers of a type, with a column `asked`: these fields of each question, and of the
-  others those that tell apart questions of another id. Then the names of the shown fields."""
+  others and CONDITIONS those that tell apart questions of another id. Then the names of the shown
+  fields."""
   rows = view.of_type(kind)
   if rows.empty:
     return rows.assign(asked=[]), name
   rows, keys = newest(rows, ["type", "id"]), [*name]
-  for key in more:
+  rows = rows.rename(columns={f"of.{key}": key for key in CONDITIONS if key not in rows})
+  if kind == "passkey":
+    rows = rows.assign(places=rows["depths"], depths=rows["depths"].map(len))
+  for key in (*more, *CONDITIONS):
     if key not in rows:
       continue
     same = rows.groupby(keys, dropna=False)
@@ -31,7 +45,7 @@ def asked(view, kind, name, *more):
       keys.append(key)
   questions = []
   for row in rows.to_dict("records"):
-    others = [f"({key} {row[key]})" for key in keys[1:] if row[key] == row[key]]
+    others = [f"({text})" for text in values_of(row, keys[1:])]
     questions.append(" ".join([str(row[keys[0]]), *others]))
   return rows.assign(asked=questions), keys
 
@@ -154,16 +168,11 @@ def tasks(view):
 
 # ------------------------------------------------------------------------------------------ passkey
 
-def values_of(row, keys):
-  """["key value"] of the keys that have one in a row."""
-  known = [key for key in keys if row.get(key) is not None and row[key] == row[key]]
-  return [f"{key.replace('_', ' ')} {row[key]:.0f}" for key in known]
-
-
 def asked_passkeys(view):
-  """With means over depths, `exact_mean` and others, and `measurement`, the form with the window."""
-  rows, keys = asked(view, "passkey", ["form", "length"], "trials", "window", "sink_tokens")
-  rows["measurement"] = [", ".join([row["form"], *values_of(row, ("window", "sink_tokens"))])
+  """With means over depths, `exact_mean` and others, and `measurement`: form, conditions."""
+  rows, keys = asked(view, "passkey", ["form", "length"], "trials", "depths")
+  conditions = [key for key in keys if key in CONDITIONS]
+  rows["measurement"] = [", ".join([row["form"], *values_of(row, conditions)]).replace("_", " ")
                          for row in rows.to_dict("records")]
   for key in ("exact", "nll", "rank"):
     lists = rows[key].map(metrics.numbers) if key in rows else [[]] * len(rows)
@@ -182,7 +191,7 @@ def passkey_summary(view):
   for row in rows.drop_duplicates("asked").sort_values(["length", "form"]).to_dict("records"):
     form = [row["form"].replace("_", " ")] if several else []
     title = ", ".join([f"passkey at {row['length']}", *form, *values_of(row, keys[2:])])
-    columns.append(Column(title, row["asked"], "{:.1%}"))
+    columns.append(Column(title.replace("_", " "), row["asked"], "{:.1%}"))
   return wide, columns
 
 
@@ -191,7 +200,7 @@ def passkey_cells(rows):
   found, shared = [], ["run", "variant", "measurement", "length"]
   for row in rows.to_dict("records"):
     of_row = [row[key] for key in shared]
-    found += [(*of_row, *cell) for cell in zip(row["depths"], row["exact"], row["distance"])]
+    found += [(*of_row, *cell) for cell in zip(row["places"], row["exact"], row["distance"])]
   return tables.frame(found, [*shared, "depth", "exact", "distance"])
 
 

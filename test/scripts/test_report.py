@@ -350,6 +350,32 @@ class Report(ScriptTest):
       table, = (table for table in self.tables if "by length" in table[0])
       self.assertEqual(table[0][1:4], ["task", "n", field])
 
+  def test_answers_under_other_conditions_do_not_mix(self):
+    task = {"type": "task", "step": 8, "task": "piqa", "n": 40, "max_length": 32, "xxh64": "f", "acc": 0.5}
+    passkey = {"type": "passkey", "step": 8, "form": "compact", "length": 32, "trials": 5, "depths": [0],
+               "distance": [9]}
+    answers = []
+    for share, of in ((1.0, {}), (0.75, {"rope_scaling": "ntk"}), (0.5, {"window": 8}), (0.25, {"precision": "bf16"})):
+      of = {"precision": "fp32", **of}
+      answers += [{**task, "acc_norm": share, "of": of}, {**passkey, "exact": [share], "of": of}]
+    self.make_run("a", [*lines(), *answers])
+    self.report("a")
+    row = self.summary()["a"]
+    for title, share in (("piqa acc_norm (precision fp32)", "100.0%"),
+                         ("piqa acc_norm (rope_scaling ntk) (precision fp32)", "75.0%"),
+                         ("piqa acc_norm (window 8) (precision fp32)", "50.0%"),
+                         ("piqa acc_norm (precision bf16)", "25.0%"),
+                         ("passkey at 32, precision fp32", "100.0%"),
+                         ("passkey at 32, rope scaling ntk, precision fp32", "75.0%"),
+                         ("passkey at 32, window 8, precision fp32", "50.0%"),
+                         ("passkey at 32, precision bf16", "25.0%")):
+      self.assertEqual(row.get(title), share, (title, row))
+    more = {**answers[1], "id": "of two depths", "depths": [0, 1], "exact": [0.0, 0.25], "distance": [9, 9]}
+    self.make_run("b", [*lines(), answers[1], more])
+    self.report("b")
+    row = self.summary()["b"]
+    self.assertEqual([row.get(f"passkey at 32, depths {count}") for count in (1, 2)], ["100.0%", "12.5%"])
+
   def test_paired_answers(self):
     right = {"a": [1] * 12 + [0] * 8, "b": [0] * 9 + [1] * 4 + [0] * 7}  # 9 that only a has right, 1 that only b has
     for name, found in right.items():
