@@ -34,6 +34,13 @@ PART = 4000  # tokens of a text in one example
 # Of a row of the data set: the context, the completions and the number of the right one; of texts
 # also the words and bytes that count. A context of None is the token between documents.
 
+def text_in(row, key):
+  """A prompt would have "None" in place of one that lacks."""
+  if not isinstance(row[key], str):
+    raise ValueError(f'its "{key}" is not text')
+  return row[key]
+
+
 def texts_in(row, key):
   """A list of texts. One text, as spreadsheets hold a list, would be one completion per letter."""
   found = row[key]
@@ -58,7 +65,7 @@ def wikihow(text):
 def hellaswag(row):
   if "ctx_a" not in row:
     raise ValueError('it has no "ctx_a": take the original file, or --task hellaswag_llmc')
-  context = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
+  context = f"{text_in(row, 'activity_label')}: {text_in(row, 'ctx_a')} {row['ctx_b'].capitalize()}"
   return wikihow(context), [*map(wikihow, texts_in(row, "endings"))], right_one(row["label"])
 
 
@@ -71,18 +78,20 @@ def arc(row):
   if isinstance(question, dict):  # the authors' form
     texts = [choice["text"] for choice in question["choices"]]
     labels = [choice["label"] for choice in question["choices"]]
-    question = question["stem"]
+    question = text_in(question, "stem")
   else:
+    question = text_in(row, "question")
     texts, labels = texts_in(row["choices"], "text"), row["choices"]["label"]
   return f"Question: {question}\nAnswer:", texts, labels.index(row["answerKey"])
 
 
 def piqa(row):
-  return f"Question: {row['goal']}\nAnswer:", [row["sol1"], row["sol2"]], right_one(row["label"])
+  context = f"Question: {text_in(row, 'goal')}\nAnswer:"
+  return context, [row["sol1"], row["sol2"]], right_one(row["label"])
 
 
 def sciq(row):
-  context = f"{row['support'].lstrip()}\nQuestion: {row['question']}\nAnswer:"
+  context = f"{row['support'].lstrip()}\nQuestion: {text_in(row, 'question')}\nAnswer:"
   return context, [*(row[f"distractor{n}"] for n in (1, 2, 3)), row["correct_answer"]], 3
 
 
@@ -100,7 +109,8 @@ def mmlu_continuation(row):
 
 
 def mmlu_llmc(row):
-  return f"Question: {row['question']}\n\nAnswer:", texts_in(row, "choices"), right_one(row["answer"])
+  question, choices = text_in(row, "question"), texts_in(row, "choices")
+  return f"Question: {question}\n\nAnswer:", choices, right_one(row["answer"])
 
 
 def lambada(row):
