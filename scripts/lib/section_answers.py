@@ -24,6 +24,10 @@ def values_of(row, keys):
   return [f"{key} {text(row[key])}" for key in known]
 
 
+def with_conditions(rows):
+  return rows.rename(columns={f"of.{key}": key for key in CONDITIONS if key not in rows})
+
+
 def asked(view, kind, name, *more):
   """The newest answers of a type, with a column `asked`: these fields of each question, and of the
   others and CONDITIONS those that tell apart questions of another id. Then the names of the shown
@@ -31,8 +35,7 @@ def asked(view, kind, name, *more):
   rows = view.of_type(kind)
   if rows.empty:
     return rows.assign(asked=[]), name
-  rows, keys = newest(rows, ["type", "id"]), [*name]
-  rows = rows.rename(columns={f"of.{key}": key for key in CONDITIONS if key not in rows})
+  rows, keys = with_conditions(newest(rows, ["type", "id"])), [*name]
   if kind == "passkey":
     rows = rows.assign(places=rows["depths"], depths=rows["depths"].map(len))
   for key in (*more, *CONDITIONS):
@@ -263,7 +266,9 @@ def diagnosed(view):
   rows = view.of_type("diagnostics")
   if rows.empty:
     return rows
-  rows = newest(rows, ["type", "id"])
+  rows = with_conditions(newest(rows, ["type", "id"]))
+  keys = [key for key in CONDITIONS if key in rows and (key != "precision" or rows[key].nunique() > 1)]
+  rows["conditions"] = [", ".join(values_of(row, keys)) or None for row in rows.to_dict("records")]
   rows = rows.assign(many=rows.groupby("id")["run"].transform("nunique"))
   rows = rows.sort_values("many", ascending=False, kind="stable")
   return rows.drop_duplicates(["run", "length"]).sort_values("run", kind="stable")
@@ -402,7 +407,8 @@ def diagnostics(view):
   spikes = facts(view).set_index("run").reindex(columns=[column.key for column in SPIKES])
   rows = rows.join(spikes, on="run").assign(at=rows["step"].astype(str))
   columns = [Column(title, key, digits) for title, key, digits, _ in NUMBERS]
-  table = view.table("diagnostics", rows, [Column("step", "at"), *columns, *SPIKES])
+  columns = [Column("step", "at"), Column("conditions", "conditions"), *columns, *SPIKES]
+  table = view.table("diagnostics", rows, columns)
   heads, gates = by_head(rows), in_bins(rows, gate_bins)
   panels = [*panels_by_layer(view, heads, length), partial(draw_reach, view, every)]
   if len(gates):

@@ -45,6 +45,18 @@ class Diagnose(ScriptTest):
     self.assertTrue(os.path.exists(os.path.join(a, "diagnostics.png")))
     self.assertIn("at length 8.", self.diagnose(a, "--length", 8))  # of nulls
 
+  def test_conditions_are_named(self):
+    """Of several diagnostics of a length, those that most runs have; of equally many the first."""
+    fp32, yarn, bf16 = {"precision": "fp32"}, {"precision": "fp32", "rope_scaling": "yarn"}, {"precision": "bf16"}
+    a = self.diagnosed("a", line(4, 64, 0.5, of=fp32), line(4, 64, 0.25, of=yarn))
+    b = self.diagnosed("b", line(4, 64, 0.125, of=yarn))
+    out = self.diagnose(a, b)
+    self.assertIn("| a | 4 | rope_scaling yarn | 0.250 |", out)
+    self.assertIn("| b | 4 | rope_scaling yarn | 0.125 |", out)
+    self.assertIn("| a | 4 | 0.500 |", self.diagnose(self.diagnosed("a", line(4, 64, 0.5, of=fp32))))
+    self.diagnosed("b", line(4, 64, 0.125, of=bf16))
+    self.assertIn("| b | 4 | precision bf16 | 0.125 |", self.diagnose(a, b))
+
   def test_panels(self):
     """Title, axes, and the points of the first lines or the cells of each."""
     if drawing_python() != sys.executable:
