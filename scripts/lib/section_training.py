@@ -105,7 +105,8 @@ def draw_losses(view, axes, over="step"):
   """Training and validation losses. over: "step", "tokens", "minutes" or "hours"."""
   rows, val = smoothed(view), view.of_type("val")
   val = val[val["length"] == view.trained(val)]
-  val = val[val["series"].isin(val["series"].head(1))].copy()
+  newest = val["step"] == val.groupby("run")["step"].transform("max")
+  val = val[val["series"].isin(val[newest]["series"].head(1))].copy()  # a resumed run may have changed it
   if over != "step":
     places = view.training.set_index(["run", "step"])[over]
     val[over] = [places.get(at) if at[1] else 0.0 for at in zip(val["run"], val["step"])]
