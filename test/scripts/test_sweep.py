@@ -302,12 +302,14 @@ class Sweeps(ScriptTest, Workspace):
 
 class Judgement(ScriptTest):
   def run_of(self, losses, first, last, halfway=None, **settings):
-    config = {"model": {"context": 16}, "train": {"steps": len(losses)}, "eval": {"lengths": [16]},
+    """Its losses at twice the trained length are larger."""
+    config = {"model": {"context": 16}, "train": {"steps": len(losses)}, "eval": {"lengths": [32, 16]},
               "optimizer": {"grad_clip": 1.0}, **settings}
-    lines = [{"type": "start", "config": config}, {"type": "val", "step": 0, "length": 16, "loss": first}]
+    val = lambda step, loss: [{"type": "val", "step": step, "length": length, "loss": loss * length / 16}
+                              for length in (32, 16)]
+    lines = [{"type": "start", "config": config}, *val(0, first)]
     lines += [{"type": "train", "step": step, "loss": loss, "grad_norm": loss} for step, loss in enumerate(losses, 1)]
-    lines += [{"type": "val", "step": len(losses) // 2, "length": 16, "loss": halfway}] * bool(halfway)
-    lines += [{"type": "val", "step": len(losses), "length": 16, "loss": last}]
+    lines += [*(val(len(losses) // 2, halfway) if halfway else []), *val(len(losses), last)]
     return metrics.Run(self.make_run("run", lines))
 
   def test_divergence(self):
