@@ -66,6 +66,7 @@ class Sweeps(ScriptTest, Workspace):
         self.assertAlmostEqual(float(made["mean"]), mean)
         self.assertAlmostEqual(float(made["half"]), half, places=4)
         self.assertIn(f"{mean:.3f} $\\pm$ {half:.3f}", self.text_of("t.tex"))
+    self.assertEqual({n["measure"] for n in numbers}, {"loss"})  # accuracies are of labels
     self.assertIn("\n2 seeds, 4 steps of 64 tokens (c.json, commit ", self.output)
     self.assertEqual([variants.note(self.path("runs", name))["label"] for name in sorted(self.losses())],
                      ["lssa"] * 2 + ["softmax"] * 2)
