@@ -99,8 +99,11 @@ __global__ void output_backward_kernel(T* dout, float* along, const T* out, cons
     float dot = row.sum([&](int d, float o, float v) { return row.operated(o, v) * to_float(dy[d]); });
     along_x = gradient_along(job.norm, inverse * dot, 1, inverse, job.D) * inverse;
   }
-  if constexpr (OP == OutputOperation::exclusive) {  // dx . u = dy . u / |x|, because x is orthogonal to u
-    along_u = inverse / row.length * row.sum([&](int d, float, float v) { return v * to_float(dy[d]); });
+  if constexpr (OP == OutputOperation::exclusive) {
+    // dx . u. Where little is left of o, rounding leaves x with a part along u that counts beside dy's.
+    along_u = row.sum(
+        [&](int d, float o, float v) { return v * (inverse * to_float(dy[d]) - along_x * row.operated(o, v)); });
+    along_u /= row.length;
     if (row.lane == 0 && row.D) along[row.r] = along_u;
   }
   row.for_packs([&](int d, float(&o)[W], float(&v)[W]) {
