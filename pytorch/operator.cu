@@ -3,6 +3,7 @@
 // device, and no call waits for one, so calls on a GPU can be captured in a graph. Read operator.h, then forward().
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -69,13 +70,15 @@ Parsed parse(const PlusgptCall& p) {
   return parsed;
 }
 
-const Parsed& parsed(const PlusgptCall& p) {
+// By the text of a call. A run that changes a number in each step would keep one for each.
+std::shared_ptr<const Parsed> parsed(const PlusgptCall& p) {
   static std::mutex mutex;
-  static std::map<std::string, Parsed> all;
+  static std::map<std::string, std::shared_ptr<const Parsed>> all;
   std::string key = format("%d %d %d ", p.H, p.D, p.bf16) + p.settings;
   std::lock_guard lock(mutex);
-  auto found = all.find(key);
-  return found != all.end() ? found->second : all.emplace(key, parse(p)).first->second;
+  if (auto found = all.find(key); found != all.end()) return found->second;
+  if (all.size() >= 256) all.clear();
+  return all.emplace(key, std::make_shared<const Parsed>(parse(p))).first->second;
 }
 
 // A call with its settings, and what is where in `saved` and in the workspace.
@@ -89,10 +92,10 @@ template <class T> struct Layer {
   char* sums;           // the workspace of the backward pass
 
   explicit Layer(const PlusgptCall& p)
-      : settings(parsed(p).attention),
+      : settings(parsed(p)->attention),
         call{.settings = settings,
              .shape = {p.B, p.T, p.H, p.D},
-             .context = parsed(p).config.model.context,
+             .context = parsed(p)->config.model.context,
              .stream = static_cast<cudaStream_t>(p.stream)},
         statistics(p.training ? attention_statistics(settings, p.D) : 0) {
     if (!p.prunes) settings.prune = false;
@@ -180,7 +183,7 @@ template <class T> void backward(const PlusgptCall& p) {
 
 template <class T> void sizes(const PlusgptCall& p, PlusgptSizes& to) {
   Layer<T> layer(p);
-  if (int most = most_sequences(parsed(p).config, p.T); p.B > most)
+  if (int most = most_sequences(parsed(p)->config, p.T); p.B > most)
     user_error("q has B = %d sequences of T = %d: at most %d can be computed at once", p.B, p.T, most);
   size_t backward =
       std::max(attention_backward_workspace(layer.call), prepare_backward_workspace(layer.settings, layer.call.shape));

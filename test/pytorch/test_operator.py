@@ -248,6 +248,18 @@ class Operator(unittest.TestCase):
     found = attention(*x, context=numpy.int64(128), scale="logn", learned=torch.nn.ParameterList())
     self.equal([found], [attention(*x, context=128, scale="logn")])
 
+  def test_numbers_that_change_in_each_call(self):
+    """Their settings are not kept for ever."""
+    def bytes_after(scales):
+      for n in scales:
+        attention(*x, scale=1 / n)
+      with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    x = [y.detach() for y in heads(1, 1, 1, 8)]
+    before = bytes_after(range(1, 3001))  # which fill memory that other tests have left, and lru_cache
+    self.assertLess((bytes_after(range(3001, 6001)) - before) / 3000, 2000)
+
   def test_forward_mode(self):
     x = tuple(y.detach() for y in heads(T=8))
     with self.assertRaisesRegex(ValueError, "forward mode"):
