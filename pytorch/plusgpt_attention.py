@@ -342,8 +342,11 @@ def of_heads(heads, decay, documents, cu_seqlens, sink, ssmax_scale, learned, co
     keys["sink"] = sink if sink_tensor is None else "learned"
   if documents is not None:
     keys["documents"] = "separate"
+  for key, value in keys.items():
+    require(not (isinstance(value, torch.Tensor) and value.requires_grad),
+            f"{key} is a number without a gradient, but a tensor that requires one was passed; use its .item()")
   # the head of the text as PlusgptCall says
-  lines = [f"{context} {int(decay is not None)} {int(sink_tensor is not None)} {int(ssmax_scale is not None)} "
+  lines = [f"{int(context)} {int(decay is not None)} {int(sink_tensor is not None)} {int(ssmax_scale is not None)} "
            f"{len(learned)}"]
   lines += [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in sorted(keys.items())]
   wide = lambda y: None if y is None else y.float()

@@ -224,6 +224,7 @@ class Operator(unittest.TestCase):
         ((q, k, v), {"bias": "alibi", "decay": torch.zeros(2, 8, 3)}, "leave one out"),
         ((q, k, v), {"sink": "learned"}, "a learned sink is a tensor"),
         ((q, k, v), {"scale": "ssmax"}, "pass ssmax_scale"),
+        ((q, k, v), {"scale": torch.zeros((), requires_grad=True).exp()}, "scale is a number without a gradient"),
         ((q, k, v), {"learned": [torch.ones(3)]}, "learned has 1 tensors, but the kind softmax learns no numbers"),
         ((q, k, v), {"sink": torch.ones(2)}, r"sink must be a tensor of shape \[3\] on cpu, not \[2\] on cpu"),
         ((q, k, v), {"decay": torch.full((2, 8, 3), -1e30)}, "documents= where nothing before may be seen"),
@@ -247,6 +248,7 @@ class Operator(unittest.TestCase):
     x = [y.detach() for y in heads(T=8)]
     found = attention(*x, context=numpy.int64(128), scale="logn", learned=torch.nn.ParameterList())
     self.equal([found], [attention(*x, context=128, scale="logn")])
+    self.equal([found], [attention(*x, context=torch.tensor(128.0), scale="logn")])
 
   def test_numbers_that_change_in_each_call(self):
     """Their settings are not kept for ever."""
