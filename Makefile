@@ -124,12 +124,12 @@ train: $(BUILD)/train FORCE
 	@$(if $(KINDS),$(BUILD)/train --help > /dev/null && )ln -sfn $(BUILD)/train train  # refuses wrong parameters
 	@$(summary)
 	@rm -f $(BUILD)/train.lost
-# $@.kinds: what the program has, by name or file; $@.lost: what it had before the last summary of make. check-kind has
-# a program of its own, so that ./train keeps its kinds.
+# $@.kinds: what the program has, by name or file; $@.lost: what it had before the last summary of make. Files as they
+# are given: a real path may have spaces. check-kind has a program of its own, so that ./train keeps its kinds.
 $(BUILD)/train $(BUILD)/check_kind/train: $(BUILD)/main.cpp.o $(TRAIN_OBJECTS) $(BUILD)/objects
 	@mkdir -p $(@D)
 	$(call SAY,link,$@)$(LINK)
-	@touch $@.kinds $@.lost; cat $@.kinds >> $@.lost; printf '%s\n' $(ATTN) $(realpath $(KINDS)) > $@.kinds
+	@touch $@.kinds $@.lost; cat $@.kinds >> $@.lost; printf '%s\n' $(ATTN) $(KINDS) > $@.kinds
 # The library, and its check of the CPU apart: nothing else may run before that.
 LINK_LIBRARY = $(CXX) -shared $(LDFLAGS) -Wl,--version-script=pytorch/exports.map,--gc-sections,--as-needed -o $@
 $(BUILD)/plusgpt_attention.so: $(filter-out $(CHECK),$(TRAIN_OBJECTS)) $(BUILD)/objects

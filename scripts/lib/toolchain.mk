@@ -106,14 +106,15 @@ summary += $(if $(filter 0,$(HAVE_PCRE2)),&& \
 summary += $(if $(filter 0,$(HAVE_ONEDNN)),&& \
   echo '  without the faster matrix products of oneDNN: install libdnnl-dev and run make again')
 # The last line. A sweep that is running takes the new program.
-WERE = $(filter-out $(ATTN) $(realpath $(KINDS)),$(shell \
+WERE = $(filter-out $(ATTN) $(KINDS),$(shell \
   cat $(BUILD)/train.lost $(if $(filter summary,$(MAKECMDGOALS)),,$$(readlink train).kinds) 2>/dev/null | tac))
 name_of = $(notdir $(basename $(1)))
 # Of several files with a name, the last: a build takes one. The program may have another file of this name now.
 LOST = $(sort $(foreach name,$(filter-out $(call name_of,$(ATTN) $(KINDS)),$(sort $(call name_of,$(WERE)))), \
-  $(firstword $(filter $(name) %/$(name).cuh,$(WERE)))))
-summary += $(foreach file,$(KINDS),$(foreach old,$(firstword $(filter %/$(notdir $(file)),$(WERE))),&& \
-  echo '  $(call name_of,$(file)) is now $(realpath $(file)), no longer $(old)'))
+  $(firstword $(filter $(name) $(name).cuh %/$(name).cuh,$(WERE)))))
+of_name = $(firstword $(filter $(1) %/$(1),$(WERE)))
+summary += $(foreach file,$(KINDS),$(foreach old,$(call of_name,$(notdir $(file))),&& \
+  echo '  $(call name_of,$(file)) is now $(file), no longer $(old)'))
 WITH_LOST = $(strip $(KINDS) $(filter %.cuh,$(LOST)))
 summary += && echo '  with the kinds $(call name_of,$(ATTN) $(KINDS))$(if $(LOST),; it has lost \
   $(call name_of,$(LOST)): make$(if $(WITH_LOST), KINDS="$(WITH_LOST)"))'

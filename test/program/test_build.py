@@ -177,6 +177,13 @@ class Kinds(unittest.TestCase):
     for other in others:
       self.make("NCCL=1", "ATTN=relu", f"KINDS={other}", f"{self.build}/train")
     self.assertEqual(*lines("ATTN=relu"), f"  with the kinds relu; it has lost capped: make KINDS=\"{others[1]}\"")
+    os.mkdir(f"{self.build}/Ada's own")  # as the checkout's folder may be called
+    shutil.copyfile(file, f"{self.build}/Ada's own/capped.cuh")
+    os.symlink("Ada's own", f"{self.build}/own")
+    own = f"KINDS={self.build}/own/capped.cuh"
+    self.assertEqual(*lines("ATTN=relu", own), "  with the kinds relu capped")
+    own = own.replace("=", '="') + '"'
+    self.assertEqual(*lines("ATTN=relu"), f"  with the kinds relu; it has lost capped: make {own}")
 
 
 class KindFiles(unittest.TestCase):
