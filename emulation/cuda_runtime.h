@@ -58,8 +58,6 @@ using std::min;
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
 inline float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
 // Integers only: floating-point atomics would make results depend on the order of the threads.
 inline int atomicAdd(int* p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
@@ -87,13 +85,7 @@ const char* cudaGetErrorString(cudaError_t);
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 // Memory: 256-byte aligned, with ASan's redzones; uninitialised as on a GPU.
-enum cudaMemcpyKind {
-  cudaMemcpyHostToHost,
-  cudaMemcpyHostToDevice,
-  cudaMemcpyDeviceToHost,
-  cudaMemcpyDeviceToDevice,
-  cudaMemcpyDefault
-};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 cudaError_t cudaMalloc(void** p, size_t bytes);
 cudaError_t cudaFree(void* p);
 cudaError_t cudaMallocHost(void** p, size_t bytes);
@@ -138,8 +130,8 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);
 // One device: this machine.
 struct cudaDeviceProp {
   char name[256];
-  size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
-  int major, minor, multiProcessorCount, l2CacheSize, maxThreadsPerBlock, warpSize;
+  size_t sharedMemPerBlock, sharedMemPerBlockOptin;
+  int major, minor, multiProcessorCount, l2CacheSize;
 };
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int device);
 cudaError_t cudaGetDeviceCount(int* count);

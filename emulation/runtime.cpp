@@ -48,14 +48,11 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   if (device != 0) return cudaErrorInvalidDevice;
   *p = {};
-  p->totalGlobalMem = cpu::available_memory().total;
   snprintf(p->name, sizeof p->name, "CPU");
   p->sharedMemPerBlock = 48 << 10;
   p->sharedMemPerBlockOptin = cpu::max_shared_bytes;
   p->multiProcessorCount = cpu::pool_threads();
   p->l2CacheSize = 50 << 20;  // of an H100
-  p->maxThreadsPerBlock = cpu::max_block_threads;
-  p->warpSize = cpu::warp_size;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
