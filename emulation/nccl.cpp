@@ -27,13 +27,9 @@ struct Request {
   size_t count;
   ncclDataType_t type;
   int op, root;
-  bool operator==(const Request& other) const {
-    return strcmp(name, other.name) == 0 && count == other.count && type == other.type && op == other.op &&
-           root == other.root;
-  }
+  bool operator==(const Request&) const = default;
   std::string text() const {
-    return std::string(name) + " of " + std::to_string(count) + " elements (type " + std::to_string(type) +
-           ", operation " + std::to_string(op) + ", root " + std::to_string(root) + ")";
+    return format("%s of %zu elements (type %d, operation %d, root %d)", name, count, type, op, root);
   }
 };
 
@@ -80,8 +76,8 @@ struct ncclComm {
   ncclResult_t agreed(const Request& mine) const {  // between the two meetings of a piece
     for (int r = 0; r < ranks; r++)
       if (const Request& other = shared->requests[r]; !(other == mine))
-        return failed(ncclInvalidUsage, "rank " + std::to_string(rank) + " asks for " + mine.text() + ", rank " +
-                                            std::to_string(r) + " for " + other.text());
+        return failed(ncclInvalidUsage, format("rank %d asks for %s, rank %d for %s", rank, mine.text().c_str(), r,
+                                               other.text().c_str()));
     return ncclSuccess;
   }
 };
@@ -152,8 +148,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
   *comm = nullptr;
   if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks)
-    return failed(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
-                                           ": the CPU build takes at most " + std::to_string(MAX_RANKS));
+    return failed(ncclInvalidArgument, format("rank %d of %d: the CPU build takes at most %d", rank, ranks, MAX_RANKS));
   id.internal[NCCL_UNIQUE_ID_BYTES - 1] = 0;
   int file = open(id.internal, O_RDWR | O_CLOEXEC);
   struct stat about;

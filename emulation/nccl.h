@@ -1,4 +1,4 @@
-// NCCL's names for ranks without GPUs: found instead of the library's header through -Icpu. Ranks are processes of this
+// NCCL's names for ranks without GPUs: -Iemulation finds this file, not the library's. Ranks are processes of this
 // machine (or threads: the tests), and what they exchange goes through shared memory. Only what the trainer uses.
 // Every call has finished when it returns. Sums run in the order of the ranks, so they have the same bits at every
 // rank, however an array is cut into calls. In place means what it means in NCCL: recvbuff = sendbuff, for
