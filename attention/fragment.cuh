@@ -23,9 +23,8 @@ template <int M, class F> __device__ __forceinline__ void for_rows(F f) {
 }
 
 // Two weights, of column(n) and the next, as a register of the left operand of columns 16 (n / 2) to 16 (n / 2) + 15.
-template <class T>
 __device__ __forceinline__ void keep_weights(unsigned (&operand)[4], int n, int half, float low, float high) {
-  operand[half + n % 2 * 2] = pack_pair<T>(low, high);
+  operand[half + n % 2 * 2] = pack_pair(low, high);
 }
 
 template <int M, int N> __device__ __forceinline__ void clear(float (&z)[M][N][4]) {

@@ -48,9 +48,6 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
 
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(cpu::here.dynamic_shared)
 
-template <class T> inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
-template <class T> inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
-
 // In vector registers: g++ does not keep an array of sums there by itself, unless it is small. So many rows at once
 // that their sums take three of four registers; the others are for what is multiplied.
 template <int R, int E, int BLOCK = 0>
@@ -125,16 +122,15 @@ inline float warp_max(float v, CPU_SITE) {
 
 template <int X> inline void quad_max(float (&v)[X], CPU_SITE) { cpu::quad_max(file, line, v); }
 
-template <class T> inline unsigned pack_pair(float low, float high) {
-  T pair[2] = {from_float<T>(low), from_float<T>(high)};
+inline unsigned pack_pair(float low, float high) {
+  bf16 pair[2] = {from_float<bf16>(low), from_float<bf16>(high)};
   return __builtin_bit_cast(unsigned, pair);
 }
 
-template <int M, int N, class T>
-inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2], TypeTag<T>,
-                         CPU_SITE) {
+template <int M, int N>
+inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2], CPU_SITE) {
   cpu::Mma<M, N> mine{d, a, b};
-  cpu::meet("mma_m16n8k16", file, line, mine, cpu::mma_serve<M, N, T>);
+  cpu::meet("mma_m16n8k16", file, line, mine, cpu::mma_serve<M, N>);
 }
 template <int X> inline void ldmatrix_x4(unsigned (&r)[X][4], const void* const (&row)[X], CPU_SITE) {
   cpu::LoadMatrix<X> mine{r, row};

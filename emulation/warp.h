@@ -3,7 +3,6 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
-#include <type_traits>
 #include "emulation/pool.h"
 #include "emulation/tensor_core.h"
 
@@ -96,19 +95,17 @@ CPU_NO_TSAN inline void transpose(const unsigned* r0, const unsigned* r1, const 
   store(c2, zip_low(w1, w3)), store(c3, zip_high(w1, w3));
 }
 
-// Splits a word that holds two elements into its lower and its upper element; or words.
-template <class T> CPU_NO_TSAN inline void unpack_pair(unsigned word, float& low, float& high) {
-  static_assert(std::is_same_v<T, __nv_bfloat16>);
+// Splits a word that holds two bf16 elements into its lower and its upper element; or words.
+CPU_NO_TSAN inline void unpack_pair(unsigned word, float& low, float& high) {
   low = __builtin_bit_cast(float, word << 16), high = __builtin_bit_cast(float, word & 0xffff0000u);
 }
-template <class T, int n>
-CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], float (&high)[n]) {
-  for (int i = 0; i < n; ++i) unpack_pair<T>(words[i], low[i], high[i]);
+template <int n> CPU_NO_TSAN inline void unpack(const unsigned (&words)[n], float (&low)[n], float (&high)[n]) {
+  for (int i = 0; i < n; ++i) unpack_pair(words[i], low[i], high[i]);
 }
 
 // D += A B for all tiles at once: fragments to matrices, multiply, and back to the fragments. The layouts are in
 // kernels/gpu.cuh; here q counts pairs in k within four, g rows of A, columns of B.
-template <int M, int N, class T> CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
+template <int M, int N> CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
   constexpr int columns = N * 8;
   unsigned pairs_b[8][columns];
   for (int q = 0; q < 4; ++q)
@@ -123,7 +120,7 @@ template <int M, int N, class T> CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
         for (int k = 0; k < 4; ++k) pairs_b[q][j * 8 + g + k] = b[k][j][0], pairs_b[q + 4][j * 8 + g + k] = b[k][j][1];
     }
   alignas(64) float b[16][columns];
-  for (int k = 0; k < 8; ++k) unpack<T>(pairs_b[k], b[2 * k], b[2 * k + 1]);
+  for (int k = 0; k < 8; ++k) unpack(pairs_b[k], b[2 * k], b[2 * k + 1]);
 
   for (int i = 0; i < M; ++i) {
     alignas(64) float a[16][16], d[16][columns];
@@ -132,8 +129,8 @@ template <int M, int N, class T> CPU_NO_TSAN void mma_serve(Mma<M, N>** all) {
       Mma<M, N>** lane = all + 4 * g;
       transpose(lane[0]->a[i], lane[1]->a[i], lane[2]->a[i], lane[3]->a[i], upper, lower, upper + 4, lower + 4);
       for (int k = 0; k < 8; ++k) {
-        unpack_pair<T>(upper[k], a[g][2 * k], a[g][2 * k + 1]);
-        unpack_pair<T>(lower[k], a[g + 8][2 * k], a[g + 8][2 * k + 1]);
+        unpack_pair(upper[k], a[g][2 * k], a[g][2 * k + 1]);
+        unpack_pair(lower[k], a[g + 8][2 * k], a[g + 8][2 * k + 1]);
       }
     }
     auto for_each_pair = [&](auto f) CPU_NO_TSAN {  // f(two neighbours in d, where their lane keeps them)

@@ -15,7 +15,6 @@
 
 using bf16 = __nv_bfloat16;
 constexpr int WARP = 32;
-template <class T> struct TypeTag {};
 
 // Host side -----------------------------------------------------------------------------------------------------------
 
@@ -80,6 +79,8 @@ template <class T> struct alignas(16) Pack {
   __host__ __device__ T& operator[](int i) { return x[i]; }
   __host__ __device__ const T& operator[](int i) const { return x[i]; }
 };
+template <class T> __device__ inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
+template <class T> __device__ inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
 
 #ifdef PLUSGPT_CPU
 #include "emulation/device.h"
@@ -141,9 +142,6 @@ void launch_kernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
   extern __shared__ __align__(1024) char dynamic_shared_bytes[]; \
   type* name = reinterpret_cast<type*>(dynamic_shared_bytes)
 
-template <class T> __device__ inline Pack<T> load16(const T* p) { return *reinterpret_cast<const Pack<T>*>(p); }
-template <class T> __device__ inline void store16(T* p, const Pack<T>& v) { *reinterpret_cast<Pack<T>*>(p) = v; }
-
 // a[r][e] += the sum over n < count of one[r stride + n step] many[n many_step + e], term by term in the order of n, by
 // fmaf. many and many_step: multiples of 4 floats.
 template <int R, int E>
@@ -204,33 +202,31 @@ template <int X> __device__ inline void quad_max(float (&v)[X]) {
     for (int i = 0; i < X; ++i) v[i] = fmaxf(v[i], shuffle_xor(v[i], mask));
 }
 
-// Two floats rounded to T = bf16 in one register, the first in the low half.
-template <class T> __device__ inline unsigned pack_pair(float low, float high) {
-  static_assert(std::is_same_v<T, bf16>);
+// Two floats rounded to bf16 in one register, the first in the low half.
+__device__ inline unsigned pack_pair(float low, float high) {
   __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   unsigned bits;
   memcpy(&bits, &pair, 4);
   return bits;
 }
 
-// D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8 of T = bf16, and float32
+// D[i][j] += A[i] B[j] for M x N tiles of 16 x 8, with A[i] 16 x 16 and B[j] 16 x 8 of bf16, and float32
 // sums. With g = lane / 4, q = lane % 4, two 16-bit elements to a register, the lower row or column in the low half:
 //   a[r]: row g + 8 (r % 2), columns 2q + 8 (r / 2) and the next    b[r]: rows 2q + 8r and the next, column g
 //   d[r]: row g + 8 (r / 2), column 2q + r % 2
-__device__ inline void mma_one_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], TypeTag<bf16>) {
+__device__ inline void mma_one_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-template <int M, int N, class T>
-__device__ inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2],
-                                    TypeTag<T> type) {
+template <int M, int N>
+__device__ inline void mma_m16n8k16(float (&d)[M][N][4], const unsigned (&a)[M][4], const unsigned (&b)[N][2]) {
 #pragma unroll
   for (int i = 0; i < M; ++i)
 #pragma unroll
-    for (int j = 0; j < N; ++j) mma_one_tile(d[i][j], a[i], b[j], type);
+    for (int j = 0; j < N; ++j) mma_one_tile(d[i][j], a[i], b[j]);
 }
 
 __device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }

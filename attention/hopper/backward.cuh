@@ -77,8 +77,8 @@ template <class Arguments, class Policy, class Mask, class Tile> struct HeldKeys
         for (int c = 0; c < 2; c++)
           finish_gradient(policy, z[n][2 * half + c], dp[n][2 * half + c], row[c], pair_p[c], pair_dz[c],
                           mine.column(first, n, c), j);
-        keep_weights<bf16>(p[n / 2], n, half, pair_p[0], pair_p[1]);
-        keep_weights<bf16>(dz[n / 2], n, half, pair_dz[0], pair_dz[1]);
+        keep_weights(p[n / 2], n, half, pair_p[0], pair_p[1]);
+        keep_weights(dz[n / 2], n, half, pair_dz[0], pair_dz[1]);
         if constexpr (Mask::ADDS) dz_sums[0][half] += pair_dz[0] + pair_dz[1];
       }
     });

@@ -210,7 +210,7 @@ template <class Policy, class Mask, class Tile> struct Forward : HopperPass<Forw
         z[n][2 * half] = low[0], z[n][2 * half + 1] = high[0];
       } else {
         for (int output = 0; output < OUTPUTS; output++)
-          keep_weights<bf16>(weights[output][n / 2], n, half, low[output], high[output]);
+          keep_weights(weights[output][n / 2], n, half, low[output], high[output]);
       }
     }
   }

@@ -270,7 +270,7 @@ __device__ __forceinline__ void pack_weights(unsigned (&weights)[N / 2][4], cons
   for (int n = 0; n < N; n++)
 #pragma unroll
     for (int half = 0; half < 2; half++)
-      keep_weights<bf16>(weights[n / 2], n, half, values[n][2 * half], values[n][2 * half + 1]);
+      keep_weights(weights[n / 2], n, half, values[n][2 * half], values[n][2 * half + 1]);
 }
 
 // Where a thread has channels mine.column(n) and the next of row mine.row(half) in held rows.
@@ -346,7 +346,7 @@ __device__ __forceinline__ void undo_preparation(float (&d)[Tile::DIM / 8][4], c
 template <class Tile> __device__ __forceinline__ void sum_columns(float* column_sums, const bf16* held) {
   unsigned thread = unsigned(anew(threadIdx.x)) % WARPGROUP, lane = thread % WARP, column = thread / WARP * 16;
   const bf16* from = held + tile_place(lane / 16 * 8 + lane % 8, column + lane / 8 % 2 * 8);
-  const unsigned ones[1][2] = {pack_pair<bf16>(1, 1), pack_pair<bf16>(1, 1)};
+  const unsigned ones[1][2] = {pack_pair(1, 1), pack_pair(1, 1)};
 #pragma unroll
   for (int part = 0; part < Tile::PARTS; part++) {
     float sums[1][1][4] = {};
@@ -355,7 +355,7 @@ template <class Tile> __device__ __forceinline__ void sum_columns(float* column_
       unsigned columns[1][4];
       const void* rows[1] = {from + (part * Tile::HELD + row) * TILE_COLUMNS};  // 16 rows further chunks lie alike
       ldmatrix_x4_trans(columns, rows);
-      mma_m16n8k16(sums, columns, ones, TypeTag<bf16>());
+      mma_m16n8k16(sums, columns, ones);
     }
     float* to = column_sums + part * TILE_COLUMNS + column + lane / 4;
     if (lane % 4 == 0) to[0] = sums[0][0][0], to[8] = sums[0][0][2];
@@ -377,7 +377,7 @@ __device__ __forceinline__ void store_rows(const TensorMap& to, int b, int row, 
     for (int half = 0; half < 2; half++) {
       bf16* tile = held + n / 8 * Tile::HELD * TILE_COLUMNS;
       *reinterpret_cast<unsigned*>(tile + tile_place(mine.row(half) % BOX, mine.column(n % 8))) =
-          pack_pair<bf16>(sums[n][2 * half], sums[n][2 * half + 1]);
+          pack_pair(sums[n][2 * half], sums[n][2 * half + 1]);
     }
   async_proxy_fence();
   named_barrier(1 + mine.consumer, WARPGROUP);

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
                     mine.column(first, n, 1));
 #pragma unroll
         for (int output = 0; output < OUTPUTS; output++)
-          keep_weights<T>(weights[output][n / 2][m], n, half, low[output], high[output]);
+          keep_weights(weights[output][n / 2][m], n, half, low[output], high[output]);
       }
     });
 #pragma unroll
@@ -230,8 +230,8 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
         for (int c = 0; c < 2; c++)
           score_gradient(policy, z[m][n][2 * half + c], dp[m][n][2 * half + c], row[c], pair_p[c], pair_dz[c],
                          mine.column(first, n, c), j);
-        keep_weights<T>(p[n / 2][m], n, half, pair_p[0], pair_p[1]);
-        keep_weights<T>(dz[n / 2][m], n, half, pair_dz[0], pair_dz[1]);
+        keep_weights(p[n / 2][m], n, half, pair_p[0], pair_p[1]);
+        keep_weights(dz[n / 2][m], n, half, pair_dz[0], pair_dz[1]);
         if constexpr (Mask::ADDS) dz_sum[m][half] += pair_dz[0] + pair_dz[1];
       });
     }
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 2)
           if constexpr (Policy::LEARNED > 0)
             policy.add_learned(learned[m][half], z[m][n][2 * half + c], dp[m][n][2 * half + c], row[m][half], i, j);
         }
-        keep_weights<T>(dz[n / 2][m], n, half, pair[0], pair[1]);
+        keep_weights(dz[n / 2][m], n, half, pair[0], pair[1]);
         if constexpr (Mask::ADDS) dz_sum[m][half] += pair[0] + pair[1];
       }
     });

@@ -99,7 +99,7 @@ __device__ __forceinline__ void add_scores(float (&z)[Tile::M][Tile::N][4], cons
     ldmatrix_x4(pairs, b_rows);
 #pragma unroll
     for (int n = 0; n < Tile::N; n++) b[n][0] = pairs[n / 2][n % 2 * 2], b[n][1] = pairs[n / 2][n % 2 * 2 + 1];
-    mma_m16n8k16(z, a, b, TypeTag<T>());
+    mma_m16n8k16(z, a, b);
   }
 }
 
@@ -133,7 +133,7 @@ __device__ __forceinline__ void add_weighted(Sums<Tile>& sums, const Weights<Til
       ldmatrix_x4_trans(pairs, rows);
 #pragma unroll
       for (int n = 0; n < N; n++) b[n][0] = pairs[n / 2][n % 2 * 2], b[n][1] = pairs[n / 2][n % 2 * 2 + 1];
-      mma_m16n8k16(sums[part], weights[k], b, TypeTag<T>());
+      mma_m16n8k16(sums[part], weights[k], b);
     }
 }
 
@@ -170,7 +170,7 @@ __device__ __forceinline__ void store_rows(T* to, size_t stride, int r0, const K
   Fragment mine;
   warp_sync();
   for_channels<Tile>(sums, [&](int m, int half, int channel, float low, float high) {
-    unsigned pair = pack_pair<T>(low, high);
+    unsigned pair = pack_pair(low, high);
     *reinterpret_cast<unsigned*>(tile + swizzled<Tile>(mine.row(half, m), channel / 8) + channel % 8) = pair;
   });
   warp_sync();

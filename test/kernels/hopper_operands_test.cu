@@ -22,7 +22,7 @@ __device__ void read_operand(unsigned (&operand)[4], const bf16* x, int columns)
   int lane = threadIdx.x % WARP;
   for (int r = 0; r < 4; r++) {
     const bf16* pair = x + (lane / 4 + r % 2 * 8) * columns + lane % 4 * 2 + r / 2 * 8;
-    operand[r] = pack_pair<bf16>(to_float(pair[0]), to_float(pair[1]));
+    operand[r] = pack_pair(to_float(pair[0]), to_float(pair[1]));
   }
 }
 

@@ -235,7 +235,7 @@ template <int TILES, bool FROM_REGISTERS> __global__ void multiply(float* d, con
   for (int k = 0; k < DEPTH / 16; k++)
     for (int r = 0; r < 4; r++) {
       const bf16* pair = a + (top + r % 2 * 8) * DEPTH + k * 16 + lane % 4 * 2 + r / 2 * 8;
-      registers[k][r] = pack_pair<bf16>(to_float(pair[0]), to_float(pair[1]));
+      registers[k][r] = pack_pair(to_float(pair[0]), to_float(pair[1]));
     }
   wgmma_fence();
 #pragma unroll
@@ -333,7 +333,7 @@ __global__ void two_products(float* s_out, float* o_out, const bf16* a, const bf
   unsigned p[4][4];
 #pragma unroll
   for (int k = 0; k < 4; k++)
-    for (int r = 0; r < 4; r++) p[k][r] = pack_pair<bf16>(s[2 * k + r / 2][r % 2 * 2], s[2 * k + r / 2][r % 2 * 2 + 1]);
+    for (int r = 0; r < 4; r++) p[k][r] = pack_pair(s[2 * k + r / 2][r % 2 * 2], s[2 * k + r / 2][r % 2 * 2 + 1]);
   wgmma_fence(o, p);
 #pragma unroll
   for (int k = 0; k < 4; k++) wgmma(o, p[k], columns_operand(v_tile, 64 * TILE_ROW_BYTES) + 128 * k);

@@ -331,7 +331,7 @@ template <int M, int N> __global__ void multiply(float* d, const unsigned* a, co
   for (int i = 0; i < M; ++i)
     for (int j = 0; j < N; ++j)
       for (int r = 0; r < 4; ++r) sums[i][j][r] = d[((i * N + j) * WARP + lane) * 4 + r];
-  mma_m16n8k16(sums, fragment_a, fragment_b, TypeTag<bf16>());
+  mma_m16n8k16(sums, fragment_a, fragment_b);
   for (int i = 0; i < M; ++i)
     for (int j = 0; j < N; ++j)
       for (int r = 0; r < 4; ++r) d[((i * N + j) * WARP + lane) * 4 + r] = sums[i][j][r];

@@ -19,13 +19,13 @@ __global__ void multiply_chain(float* d, const bf16* a, const bf16* b, int steps
     unsigned left[1][4], right[1][2];
     for (int r = 0; r < 4; r++) {
       const bf16* pair = a + (g + r % 2 * 8) * 16 * steps + step * 16 + 2 * q + r / 2 * 8;
-      left[0][r] = pack_pair<bf16>(to_float(pair[0]), to_float(pair[1]));
+      left[0][r] = pack_pair(to_float(pair[0]), to_float(pair[1]));
     }
     for (int r = 0; r < 2; r++) {
       const bf16* upper = b + (step * 16 + 2 * q + 8 * r) * 8 + g;
-      right[0][r] = pack_pair<bf16>(to_float(upper[0]), to_float(upper[8]));
+      right[0][r] = pack_pair(to_float(upper[0]), to_float(upper[8]));
     }
-    mma_m16n8k16(sums, left, right, TypeTag<bf16>());
+    mma_m16n8k16(sums, left, right);
   }
   for (int r = 0; r < 4; r++) d[(g + r / 2 * 8) * 8 + 2 * q + r % 2] = sums[0][0][r];
 }
