@@ -9,26 +9,21 @@
 
 using nlohmann::ordered_json;
 
-static std::string padded(std::string text, size_t width) {
-  if (text.size() < width) text.resize(width, ' ');
-  return text;
-}
-
 std::string print_config(const Config& config) {
   Config copy = config;
   auto rows = config_rows(copy);
-  size_t key_width = 0, value_width = 0;
+  int key_width = 0, value_width = 0;
   auto shown = [](const ConfigRow& row) {
     return is_automatic(row) ? "auto (" + std::string(row.automatic) + ")" : value_text(row);
   };
   for (auto& row : rows) {
-    key_width = std::max(key_width, std::string(row.key).size());
-    value_width = std::max(value_width, std::min<size_t>(shown(row).size(), 36));
+    key_width = std::max(key_width, int(std::string(row.key).size()));
+    value_width = std::max(value_width, std::min(int(shown(row).size()), 36));
   }
   std::string text;
   for (auto& row : rows) {
     auto origin = config.origins.find(row.key);
-    text += padded(row.key, key_width) + "  " + padded(shown(row), value_width) + "  " +
+    text += format("%-*s  %-*s  ", key_width, row.key, value_width, shown(row).c_str()) +
             (origin == config.origins.end() ? "default" : origin->second) +
             (row.at_resume == AtResume::free ? "; may change\n" : "\n");
   }
@@ -79,8 +74,7 @@ std::string config_help() {
       "take the default.\n"
       "Keys that begin with \"_\" are comments.\n";
   for (auto& row : config_rows(defaults)) {
-    text += "\n  " + padded(row.key, 30) + row.help + "\n  " + padded("", 30) + type_name(row);
-    text += ", default " + default_of(row);
+    text += format("\n  %-30s%s\n  %30s%s, default %s", row.key, row.help, "", type_name(row), default_of(row).c_str());
     std::string allowed = allowed_text(row);
     if (!allowed.empty() && allowed.size() < 90) text += "; " + allowed;
     if (row.automatic && allowed.starts_with("[") && !std::holds_alternative<std::vector<int>*>(row.value))
@@ -90,7 +84,7 @@ std::string config_help() {
   for (auto& variant : variants()) {
     std::string changes;
     for (auto& [key, value] : variant.changes) append_item(changes, short_key(key) + " " + value);
-    text += "  " + padded(variant.name, 30) + (changes.empty() ? "nothing" : changes) + "\n";
+    text += format("  %-30s%s\n", variant.name, changes.empty() ? "nothing" : changes.c_str());
   }
   return text;
 }

@@ -24,18 +24,11 @@ static EnumField choice(Enum& field, const char* const (&names)[N], double* numb
           number};
 }
 
-static EnumField choice_of_variants(std::string& variant) {
-  std::vector<const char*> names;
-  for (const Variant& each : variants()) names.push_back(each.name);
-  return {names, [&variant, names] { return size_t(std::ranges::find(names, variant) - names.begin()); },
-          [&variant, names](size_t index) { variant = names[index]; }, nullptr};
-}
-
-static EnumField choice_of_families(std::string& family) {
-  std::vector<const char*> names = {""};
-  for (const FamilyRow& row : family_rows()) names.push_back(row.name);
-  return {names, [&family, names] { return size_t(std::ranges::find(names, family) - names.begin()); },
-          [&family, names](size_t index) { family = names[index]; }, nullptr};
+// A text that is one of `names` or the name of one of these rows.
+template <class Rows> static EnumField choice(std::string& text, std::vector<const char*> names, const Rows& rows) {
+  for (const auto& row : rows) names.push_back(row.name);
+  return {names, [&text, names] { return size_t(std::ranges::find(names, text) - names.begin()); },
+          [&text, names](size_t index) { text = names[index]; }, nullptr};
 }
 
 static bool has_gate(const Config::Layer& l) { return l.attention.gate.exists(); }
@@ -174,7 +167,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
     {"model.head.outputs", &m.head.outputs, "[0, 1024]", no,
      "0: predicts tokens; K: K values for each token, with a squared error, from float32 labels"},
 
-    {"attention.variant", choice_of_variants(c.variant), "", no, "sets the keys below to this variant's values"},
+    {"attention.variant", choice(c.variant, {}, variants()), "", no, "sets the keys below to this variant's values"},
     {"attention.qk_norm", choice(a.qk_norm, qk_norm_names), "", no, "normalises queries and keys"},
     {"attention.scale", choice(a.scale, scale_names, &a.scale_number), "[-1e6, 1e6]", no,
      "factor of a row's scores"},
@@ -196,7 +189,7 @@ static std::vector<ConfigRow> rows_of_all(Config& c) {
                      "leaves out tiles of scores that the bias has made negligible: less than 2^-24 of a row's sum",
                      compared}),
     {"attention.layers", &c.layers, "", no, help_of_layers.c_str()},
-    {"attention.family", choice_of_families(a.family), "", "the fastest that was measured and can",
+    {"attention.family", choice(a.family, {""}, family_rows()), "", "the fastest that was measured and can",
      "kernels of all layers, by their name in attention/families.cpp"},
     only_with(MAY_GATE, {"attention.gate.activation", choice(g.activation, gate_activation_names), "", no,
                       "what the gate applies to its logits; none: no gate"}),
