@@ -21,8 +21,6 @@ EvalWindows diagnostics_windows(const Config& config, int separator, const std::
                     config.diagnostics.tokens);
 }
 
-int diagnostics_batch(const Config& config, int length) { return int(eval_rows(config, {length}) / size_t(length)); }
-
 // ---- sums over the windows
 
 constexpr int POSITIONS = 8, LARGEST = 3, SIZES = 1 << 16, SINK_ROWS = 64;
@@ -327,7 +325,7 @@ bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shar
   for (int length : lengths) {
     const EvalWindows windows = diagnostics_windows(config, model.facts().separator, shards, length);
     int64_t count = windows.count;
-    int batch = diagnostics_batch(config, length);
+    int batch = window_batch(config, length);
     LayerSums empty{std::vector<double>(H * (REACH + reach_bins(length))),
                     std::vector<double>(2 * POSITIONS),
                     std::vector<double>(H * GateStatistic::COUNT),

@@ -32,7 +32,6 @@ std::string diagnostics_id(const Config& config, int separator, const std::vecto
 // for eval_rows(config, lengths) rows. Returns whether the residual streams are finite.
 bool diagnose_lengths(const EvalContext& context, const std::vector<Shard>& shards, const std::vector<DataFile>& files,
                       const std::vector<int>& lengths);
-int diagnostics_batch(const Config& config, int length);  // windows at once
 
 // What the heads learned: {"attn.sink": [L] of [H], ...} of every parameter that is a number for each head; null for a
 // layer without it, and for a model without any. The float32 masters. All ranks; as gather() in parameters.h says, it

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/checksum.h"
 #include "base/progress.h"
@@ -57,3 +58,7 @@ bool for_windows_of_rank(Model& model, const std::string& title, int length, int
 }
 
 double share_error(double share, double count) { return std::sqrt(std::max(0.0, share * (1 - share)) / (count - 1)); }
+
+double mean_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
+}

@@ -4,6 +4,7 @@
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "checkpoint/metrics.h"
 #include "train_gpt2.h"
@@ -49,3 +50,5 @@ bool for_windows_of_rank(Model& model, const std::string& title, int length, int
 // Of the mean of `count` values that are 0 or 1: the spread sqrt(p (1 - p)) of one of them, estimated from count - 1
 // degrees of freedom as that of other means is, over the root of their number. NaN for a single value.
 double share_error(double share, double count);
+
+double mean_of(const std::vector<double>& values);

@@ -28,9 +28,9 @@ size_t eval_rows(const Config& config, const std::vector<int>& lengths) {
   return rows;
 }
 
-int prompt_batch(const Config& config, int length) {
-  return std::min(64, int(eval_rows(config, {length}) / size_t(length)));
-}
+int window_batch(const Config& config, int length) { return int(eval_rows(config, {length}) / size_t(length)); }
+
+int prompt_batch(const Config& config, int length) { return std::min(64, window_batch(config, length)); }
 
 void write_new_file(const Config& config, const char* key, const std::string& path, const std::string& text) {
   std::string tag = source_tag(source_of(config, {key}));
@@ -78,10 +78,6 @@ static std::vector<int> position_edges(int length) {
   }
   edges.push_back(length);
   return edges;
-}
-
-static double mean_of(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
 }
 
 // Of the mean of these values, one of each window, with these weights; NaN for a single one.

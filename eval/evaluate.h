@@ -81,6 +81,7 @@ void read_batch(const WindowReader& reader, int64_t first, int count, int length
 
 // The most rows (windows x length) that are evaluated at once.
 size_t eval_rows(const Config& config, const std::vector<int>& lengths);
+int window_batch(const Config& config, int length);  // windows of this length, as far as eval.tokens holds them
 // How many prompts of this length are computed at once, however many there are: at most 64, whose logits fit the host's
 // memory.
 int prompt_batch(const Config& config, int length);

@@ -197,10 +197,6 @@ std::vector<PasskeyScore> passkey_scores(Model& model, const Tokenizer& tokenize
   return scores;
 }
 
-static double mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
-}
-
 // Prints and writes the means over the trials with all prompts of one length, by depth of the key.
 static void report(const EvalContext& context, const std::vector<PasskeyPrompt>& prompts,
                    const std::vector<PasskeyScore>& scores) {
@@ -225,10 +221,10 @@ static void report(const EvalContext& context, const std::vector<PasskeyPrompt>&
     rank.push_back(sum.rank / trials);
     distance.push_back(tokens / trials);
   }
-  double error = share_error(mean(exact), double(depths.size()) * trials);
+  double error = share_error(mean_of(exact), double(depths.size()) * trials);
   std::printf("%7d |", length);
   for (double share : exact) std::printf(" %4.0f", 100 * share);
-  std::printf(" | %5.1f %5.1f  | %5.2f %6.2f | %7.1f\n", 100 * mean(exact), 100 * error, mean(nll), mean(rank),
+  std::printf(" | %5.1f %5.1f  | %5.2f %6.2f | %7.1f\n", 100 * mean_of(exact), 100 * error, mean_of(nll), mean_of(rank),
               100 * control);
   std::fflush(stdout);
   nlohmann::ordered_json asked = {{"form", passkey_form_names[int(config.passkey.form)]},

@@ -22,11 +22,10 @@ static Evaluation planned_losses(const Flags& flags, const Config& config) {
           .items = config.eval.lengths,
           .not_finite = "a loss is not finite (bad weights, or overflow on these data)",
           .lengths = config.eval.lengths,
-          .batch = [](const Config& c, int length) { return int(eval_rows(c, {length}) / size_t(length)); },
-          .sequences =
-              [&config](int length) {
-                return Sequences{{length, config.eval.tokens / config.eval.window(length)}};
-              }};
+          .batch = window_batch,
+          .sequences = [&config](int length) {
+            return Sequences{{length, config.eval.tokens / config.eval.window(length)}};
+          }};
 }
 
 static Evaluation planned_passkey(const Config& config) {
@@ -62,7 +61,7 @@ static Evaluation planned_diagnostics(const Flags& flags, const Config& config) 
           .items = config.eval.lengths,
           .not_finite = "the residual stream is not finite (bad weights, or overflow on these data)",
           .lengths = config.eval.lengths,
-          .batch = diagnostics_batch,
+          .batch = window_batch,
           .sequences = [&config](int length) {
             return Sequences{{length, config.diagnostics.tokens / length}};
           }};
