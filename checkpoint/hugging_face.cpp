@@ -15,6 +15,8 @@
 #include "data/gpt2_bpe.h"
 
 namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
 
 static const char* const OUTPUT_LAYER = "lm_head.weight";  // wte.weight here
 
@@ -59,7 +61,7 @@ std::vector<std::string> weight_files(const std::string& folder) {
     user_error("config: init = %s is not a folder with a model.safetensors%s", json_quote(folder).c_str(),
                reason.c_str());
   }
-  nlohmann::json root = parse_json(read_utf8_file(index, "init", size_t(64) << 20), "init", index);
+  json root = parse_json(read_utf8_file(index, "init", size_t(64) << 20), "init", index);
   auto map = root.find("weight_map");
   if (map == root.end() || !map->is_object() || map->empty())
     user_error("init: %s has no weight_map of tensors and their files; save the model again", index.c_str());
@@ -341,7 +343,6 @@ std::unique_ptr<Tokenizer> tokenizer_to_carry(const Config& config, bool warns) 
 
 // The tokenizer in the form of the package tokenizers, which newer versions of transformers look for first.
 static std::string tokenizer_json(const std::string& vocabulary, const std::string& merges, int end_of_text) {
-  using nlohmann::ordered_json;
   ordered_json pairs = ordered_json::array();
   for (const std::string& line : split(merges, '\n')) {
     std::string pair = line.substr(0, line.find('\r'));
@@ -369,11 +370,11 @@ static std::string tokenizer_json(const std::string& vocabulary, const std::stri
 }
 
 std::map<std::string, std::string> tokenizer_files(const Config& config, const Tokenizer& tokenizer) {
-  const nlohmann::ordered_json about = {{"tokenizer_class", "GPT2Tokenizer"},
-                                        {"bos_token", "<|endoftext|>"},
-                                        {"eos_token", "<|endoftext|>"},
-                                        {"unk_token", "<|endoftext|>"},
-                                        {"add_prefix_space", false}};
+  const ordered_json about = {{"tokenizer_class", "GPT2Tokenizer"},
+                              {"bos_token", "<|endoftext|>"},
+                              {"eos_token", "<|endoftext|>"},
+                              {"unk_token", "<|endoftext|>"},
+                              {"add_prefix_space", false}};
   if (config.generate.tokenizer != TokenizerKind::gpt2) return {};
   const Gpt2Files paths = gpt2_files(config.generate.tokenizer_dir);
   auto content = [](const std::string& path) { return read_utf8_file(path, "tokenizer", size_t(1) << 28); };
@@ -385,7 +386,6 @@ std::map<std::string, std::string> tokenizer_files(const Config& config, const T
 }
 
 std::string model_config_json(const Config& config, int separator) {
-  using nlohmann::ordered_json;
   const Config::Model& m = config.model;
   ordered_json end_of_text = separator >= 0 ? ordered_json(separator) : ordered_json(), root;
   ordered_json own = config_json(config, {"model", "attention"});
@@ -400,42 +400,33 @@ std::string model_config_json(const Config& config, int separator) {
             {"hidden_size", m.channels},
             {"intermediate_size", m.mlp_width()},
             {"max_position_embeddings", m.context},
-            {"vocab_size", m.vocab},
             {"hidden_act", "silu"},
             {"rms_norm_eps", 1e-5},
             {"rope_theta", m.rope_base},
             {"attention_bias", false},
-            {"mlp_bias", false},
-            {"initializer_range", m.init_std},
-            {"tie_word_embeddings", m.tied},
-            {"torch_dtype", "float32"},
-            {"bos_token_id", end_of_text},
-            {"eos_token_id", end_of_text},
-            {"plusgpt", own}};
-    return root.dump(2) + "\n";
-  }
-  if (is_gpt2(config)) {
-    root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};
+            {"mlp_bias", false}};
   } else {
-    root = {{"model_type", "plusgpt"},
-            {"architectures", {"PlusGPTLMHeadModel"}},
-            {"auto_map",
-             {{"AutoConfig", "modeling_plusgpt.PlusGPTConfig"},
-              {"AutoModelForCausalLM", "modeling_plusgpt.PlusGPTLMHeadModel"}}}};
+    root = {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}}};
+    if (!is_gpt2(config))
+      root = {{"model_type", "plusgpt"},
+              {"architectures", {"PlusGPTLMHeadModel"}},
+              {"auto_map",
+               {{"AutoConfig", "modeling_plusgpt.PlusGPTConfig"},
+                {"AutoModelForCausalLM", "modeling_plusgpt.PlusGPTLMHeadModel"}}}};
+    root.update({{"n_layer", m.layers},
+                 {"n_head", m.heads},
+                 {"n_embd", m.channels},
+                 {"n_inner", m.mlp_width()},
+                 {"n_positions", m.context},
+                 {"n_ctx", m.context},
+                 {"activation_function", "gelu_new"},
+                 {"layer_norm_epsilon", 1e-5},
+                 {"attn_pdrop", 0.0},
+                 {"embd_pdrop", 0.0},
+                 {"resid_pdrop", 0.0}});
   }
-  root.update({{"n_layer", m.layers},
-               {"n_head", m.heads},
-               {"n_embd", m.channels},
-               {"n_inner", m.mlp_width()},
-               {"n_positions", m.context},
-               {"n_ctx", m.context},
-               {"vocab_size", m.vocab},
-               {"activation_function", "gelu_new"},
-               {"layer_norm_epsilon", 1e-5},
+  root.update({{"vocab_size", m.vocab},
                {"initializer_range", m.init_std},
-               {"attn_pdrop", 0.0},
-               {"embd_pdrop", 0.0},
-               {"resid_pdrop", 0.0},
                {"tie_word_embeddings", m.tied},
                {"torch_dtype", "float32"},
                {"bos_token_id", end_of_text},
@@ -446,9 +437,8 @@ std::string model_config_json(const Config& config, int separator) {
 
 // The model of a config.json that another program wrote, as far as it says how the weights are used: their shapes tell
 // the rest, which is as here. Adds to `differences` what this program does not do.
-static Config model_of_other_program(const nlohmann::json& found, const std::string& path, const Config& here,
+static Config model_of_other_program(const json& found, const std::string& path, const Config& here,
                                      std::vector<std::string>& differences) {
-  using nlohmann::json;
   bool llama = found["model_type"] == "llama";
   Config theirs = here;
   theirs.variant = "softmax", theirs.attention = {}, theirs.layers = {}, theirs.kind_file = "";
@@ -469,7 +459,6 @@ static Config model_of_other_program(const nlohmann::json& found, const std::str
 }
 
 std::vector<std::string> model_differences(const std::string& folder, const ArrayFiles& weights, const Config& config) {
-  using nlohmann::json;
   std::vector<std::string> differences;
   if (config.model.head.outputs == 0 && config.model.tied && weights.has_untied_head())
     differences.push_back(folder + ": " + OUTPUT_LAYER +
