@@ -10,7 +10,6 @@
 compare_torch.py, compare_transformers.py and compare_lm_eval.py say what is compared and how close
 it must be.
 """
-import argparse
 import importlib
 import os
 import sys
@@ -23,8 +22,7 @@ PACKAGES = {"torch": "torch numpy", "transformers": "torch transformers numpy",
 
 
 def parse_arguments():
-  formatter = argparse.RawDescriptionHelpFormatter
-  parser = common.ArgumentParser(description=__doc__, formatter_class=formatter)
+  parser = common.ArgumentParser(description=__doc__)
   shared = common.ArgumentParser(add_help=False)
   shared.add_argument("--train", default="./train", help="the program [./train]")
   shared.add_argument("--kinds", nargs="+", default=[], metavar="FILE.cuh",

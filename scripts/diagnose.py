@@ -7,15 +7,13 @@ docs/evaluating.md says what the numbers are. All are of the last step with diag
 trained length or the shortest that all runs have (--length: another). Without --out the picture is
 RUN/diagnostics.png of the first run.
 """
-import argparse
-
 from lib import sections
 from lib.section_answers import DIAGNOSTICS, LEARNED
 from lib.common import ArgumentParser, run
 
 
 def main():
-  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__)
   sections.add_arguments(parser, "diagnostics.png")
   parser.add_argument("--length", type=int, metavar="T",
                       help="[the trained length, else the shortest that all runs have]")

@@ -9,7 +9,6 @@ data/shards/fineweb10B/, by curl. It can be interrupted and run again: it keeps 
 continues an incomplete one (NAME.part). A file gets its final name only after its size has been
 compared with its own header. Exit code 2: something to fix; 1: something failed.
 """
-import argparse
 import fcntl
 import os
 import re
@@ -151,7 +150,7 @@ class Download:
 
 
 def parse_arguments():
-  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__)
   add = parser.add_argument
   add("--shards", type=int, default=TRAIN_SHARDS, metavar="N",
       help=f"training shards, 0 to {TRAIN_SHARDS} [%(default)s]; the validation shard comes first")

@@ -12,7 +12,6 @@ documents, where documents begin. Of lssar there are two maps for each head: bef
 sharpening. Without --out the picture is RUN/maps.png. Needs PyTorch, transformers and matplotlib in
 one Python.
 """
-import argparse
 import glob
 import os
 import sys
@@ -130,7 +129,7 @@ def draw(maps, documents, texts, path, title):
 
 
 def main():
-  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__)
   parser.add_argument("run", metavar="RUN")
   what = parser.add_mutually_exclusive_group(required=True)
   what.add_argument("--text", help="the text, in the checkpoint's own tokens, or bytes")

@@ -10,7 +10,6 @@
 scripts/newton.sh does all of it for several variants and seeds. docs/results/newton.md says what
 the data are and how answers are judged. Needs numpy, and matplotlib for the picture.
 """
-import argparse
 import itertools
 import json
 import os
@@ -501,8 +500,7 @@ def of_sizes(key):
 
 
 def parse_arguments():
-  formatter = argparse.RawDescriptionHelpFormatter
-  parser = common.ArgumentParser(description=__doc__, formatter_class=formatter)
+  parser = common.ArgumentParser(description=__doc__)
   commands = parser.add_subparsers(dest="command", required=True)
   made, judges = (common.ArgumentParser(add_help=False) for _ in range(2))
   add = made.add_argument

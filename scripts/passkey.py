@@ -7,7 +7,6 @@
 make writes DIR/NAME_train_000000.bin and DIR/NAME_val_000000.bin (format: data/shards.h).
 docs/evaluating.md says what they hold, and what picture shows.
 """
-import argparse
 import array
 import json
 import math
@@ -136,7 +135,7 @@ def make(args):
 
 
 def main():
-  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__)
   commands = parser.add_subparsers(dest="command", required=True)
   made = commands.add_parser("make", help="make shards")
   add = made.add_argument

@@ -9,7 +9,6 @@ Writes OUT/TASK.bin, with --shots K OUT/TASK_Kshot.bin (format: data/benchmark_f
 3.8; for GPT-2 tokens ./train, for Parquet and --download the package pyarrow. docs/evaluating.md
 has the tasks and what files it reads. Exit code 2: something to fix; 1: something failed.
 """
-import argparse
 import array
 import contextlib
 import csv
@@ -344,7 +343,7 @@ def write(args, task, made, path):
 
 
 def parse_arguments():
-  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__)
   add, source = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
   add("--task", nargs="+", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))
   source.add_argument("--input", nargs="+", metavar="FILE", help="files with the examples of one task")

@@ -11,7 +11,6 @@ only Python 3.8; for GPT-2 tokens also ./train, for a tokenizer.json the package
 .zst the program zstd, for .parquet and --download the package pyarrow. No file gets its final name
 before all are written. Exit code 2: something to fix; 1: something failed.
 """
-import argparse
 import array
 import bisect
 import codecs
@@ -260,7 +259,7 @@ class LabelWriter(ShardWriter):
 
 
 def argument_parser():
-  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__)
   add = parser.add_argument
   add("files", nargs="*", metavar="FILE",
       help='.jsonl, .parquet or text, also .gz and .zst of them; "-" is standard input')

@@ -25,7 +25,6 @@ only these), and DIR/NAME.json, which says how. The tasks:
 
 Needs numpy. Exit code 2: something to fix.
 """
-import argparse
 import json
 import os
 import re
@@ -183,8 +182,7 @@ def write_split(folder, args, split, count, progress):
 
 
 def parse_arguments():
-  formatter = argparse.RawDescriptionHelpFormatter
-  parser = ArgumentParser(description=__doc__, formatter_class=formatter)
+  parser = ArgumentParser(description=__doc__)
   tasks = parser.add_subparsers(dest="task", required=True)
   for name, (_, options, _) in TASKS.items():
     add = tasks.add_parser(name).add_argument

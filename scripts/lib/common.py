@@ -41,9 +41,11 @@ class Failure(Exception):
 
 
 class ArgumentParser(argparse.ArgumentParser):
-  """argparse's, which refuses an empty value ("--out=") where it would take any text."""
+  """argparse's, which shows the description as it is written, and refuses an empty value ("--out=")
+  where it would take any text."""
 
   def __init__(self, *args, **options):
+    options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
     super().__init__(*args, **options)
     self.register("type", None, self._not_empty)
 
