@@ -98,10 +98,3 @@ template <class T> bool add_family(Kind kind, const Family<T>& family);
 // unmeasured += the names of those before it that could.
 template <class T>
 const Family<T>* find_family(const AttentionCall<T>& call, Addresses tensors, std::string* unmeasured = nullptr);
-
-// For tests and benchmarks.
-template <class T> Family<T>& family_of(Kind kind, const char* name) {
-  for (Family<T>& family : families_of<T>(kind))
-    if (!strcmp(family.name, name)) return family;
-  failure("attention: no %s kernels for %s in this build", name, kind_names[int(kind)]);
-}

@@ -127,13 +127,3 @@ struct AttentionSettings {
   bool prunes() const { return prune && may_prune(); }
   int keys_seen(int rows) const { return window > 0 && rows - window > sink_tokens ? window + sink_tokens : rows; }
 };
-
-// The enumerator of that name; any other name is a user_error that lists the allowed ones. `what`: what the user set.
-template <class Enum> Enum from_name(const char* what, std::span<const char* const> names, const std::string& name) {
-  std::string allowed;
-  for (size_t i = 0; i < names.size(); i++) {
-    if (name == names[i]) return Enum(i);
-    allowed += (i ? ", " : "") + std::string(names[i]);
-  }
-  user_error("config: %s = \"%s\" is unknown; choose one of %s", what, name.c_str(), allowed.c_str());
-}

@@ -13,6 +13,17 @@
 
 static Json rows = Json::array();
 
+// The enumerator of that name; any other name is a user_error that lists the allowed ones. `what`: what the user set.
+template <class Enum>
+static Enum from_name(const char* what, std::span<const char* const> names, const std::string& name) {
+  std::string allowed;
+  for (size_t i = 0; i < names.size(); i++) {
+    if (name == names[i]) return Enum(i);
+    append_item(allowed, names[i]);
+  }
+  user_error("bench_attention: %s = \"%s\" is unknown; choose one of %s", what, name.c_str(), allowed.c_str());
+}
+
 template <class T>
 static void measure(const Ceilings& ceilings, Kind kind, Bias bias, bool prune, bool sums, const AttentionShape& shape,
                     const std::string& family) {

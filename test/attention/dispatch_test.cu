@@ -165,10 +165,7 @@ TEST(AttentionFamilies, WhatEachRowTakes) {
   EXPECT_TRUE(row("onednn").suits(q));
 }
 
-TEST(AttentionNames, AndErrors) {
-  for (const char* name : kind_names) EXPECT_STREQ(kind_names[int(from_name<Kind>("KIND", kind_names, name))], name);
-  expect_user_error([] { from_name<Kind>("KIND", kind_names, "lsar"); },
-                    {"KIND = \"lsar\" is unknown; choose one of softmax, lssa"});
+TEST(AttentionCheck, Errors) {
   expect_user_error([] { attention_check({}, 513, true); }, {"model.head_dim = 513"});
   expect_user_error([] { attention_check({.kind = Kind(std::size(kind_names))}, 64, true); },
                     {"has no kernels in this build"});

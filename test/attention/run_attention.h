@@ -9,9 +9,9 @@
 
 #include <gtest/gtest.h>
 
-#include "attention/family.h"
 #include "attention/prune.cuh"
 #include "test/support/device.h"
+#include "test/support/family.h"
 
 inline const bool poisoned = (set_cpu_poison(true), true);  // reading unwritten memory gives NaN
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/family.h"
 #include "settings/table.h"
 #include "test/ranks/ranks_as_threads.h"
+#include "test/support/family.h"
 #include "train_gpt2.h"
 
 namespace {
