@@ -366,7 +366,7 @@ def read_truth(path):
     SIZES[truth["size"]], float(truth["mean"]), float(truth["sd"]), TARGETS.index(truth["target"])
   except OSError as error:
     raise UserError(f"--truth {path}: {error.strerror}; name the NAME_truth.json that probe-data wrote")
-  except (ValueError, KeyError, TypeError, IndexError) as error:
+  except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
     raise UserError(f"--truth {path} is not a NAME_truth.json of probe-data "
                     f"({type(error).__name__}: {error}); make it again")
   return truth

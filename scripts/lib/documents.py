@@ -167,6 +167,6 @@ def looks_like(name: str, block: bytes) -> str:
     return ""
   try:
     fields = listed(list(json.loads(line)))
-  except ValueError:
+  except (ValueError, RecursionError):
     return ""
   return f"its first line is a JSON object, which has {fields}; --jsonl takes a document from each line"

@@ -340,6 +340,7 @@ class Files(ScriptTest):
         (["make", "--size", "mini", "--name", "y", "--out", good], ["--out " + good]),
         (judge(self.path("none"), good), ["--truth", "No such file", "probe-data"]),
         (judge(self.write("empty.json", "{}"), good), ["empty.json is not a NAME_truth.json", "make it again"]),
+        (judge(self.write("deep.json", "[" * 100000), good), ["deep.json is not a NAME_truth.json"]),
         (judge(self.write("t.json", text.replace('"dt"', '"d"')), good), ["t.json is not", "'dt'"]),
         (judge(truth, self.path("none.npy")), ["--predictions", "No such file", "--predict"]),
         (judge(truth, truth), ["not a .npy file"]),

@@ -205,7 +205,7 @@ class PrepareBytes(Prepare):
 
   def test_json_that_is_taken_as_text(self):
     for name, text, warns in (("a.json", '{"body": "x"}\n{', True), ("b.json", '{"body"\n', False),
-                              ("c", "{}x\n", False)):
+                              ("c", "{}x\n", False), ("d", '{"body": %s\n' % ("[" * 100000), False)):
       self.prepare(self.write(name, text), "--val-fraction", "0", "--overwrite")
       self.assertEqual("warning" in self.errors, warns, name)
       if warns:
