@@ -426,9 +426,11 @@ int main(int argc, char** argv) {
   admit_signals();
   bool no_output = fcntl(STDOUT_FILENO, F_GETFD) < 0;
   // If standard input or output is closed, no file of the run may take its number.
-  int file = 0;
-  while (file >= 0 && file <= 2) file = open("/dev/null", O_RDWR);
-  close(file);
+  for (int file; (file = open("/dev/null", O_RDWR)) >= 0;)
+    if (file > 2) {
+      close(file);
+      break;
+    }
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the user's limit of file size fails, and does not end the process
   std::unique_ptr<Links> links;
   auto connect = [&](const Ranks& ranks) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace {
 
 uint64_t mix(uint64_t x) {  // the finaliser of splitmix64: every output bit depends on every input bit
@@ -36,6 +38,9 @@ int64_t window_of(const LoaderSettings& s, int64_t total, int64_t step, int micr
 
 Loader::Loader(WindowReader reader, const LoaderSettings& settings) : reader_(std::move(reader)), settings_(settings) {
   const LoaderSettings& s = settings;
+  if (s.T != reader_.T() || s.micro < 1 || s.micro_steps < 1 || s.rank < 0 || s.rank >= s.ranks)
+    failure("loader: impossible settings: T %d (reader %d), micro batch %d, micro steps %d, rank %d of %d", s.T,
+            reader_.T(), s.micro, s.micro_steps, s.rank, s.ranks);
   for (Batch& batch : batches_) {
     batch.inputs.resize(size_t(s.micro) * s.T);
     batch.targets.resize(size_t(s.micro) * s.T);
@@ -48,6 +53,7 @@ Loader::Loader(WindowReader reader, const LoaderSettings& settings) : reader_(st
 Loader::~Loader() { stop(); }
 
 void Loader::seek(int64_t step) {
+  if (step < 0) failure("loader: cannot seek step %ld", step);
   stop();
   start(step);
 }
