@@ -370,8 +370,8 @@ class Plot(ScriptTest):
     self.assertTrue(1 < low < 2 and 6 < high < 11, (low, high))
     self.assertIn([98, 3.0], axes.lines[1].get_xydata().tolist())
     self.assertIn([98, 2.0], axes.lines[2].get_xydata().tolist())
-    run = self.nameless("resumed", {"type": "train", "step": 8, "loss": 3.0},
-                        *(line(step, 16, step / 2, "val", asked=asked) for step, asked in ((2, 64), (4, 640), (8, 640))))
+    of_steps = [line(step, 16, step / 2, "val", asked=asked) for step, asked in ((2, 64), (4, 640), (8, 640))]
+    run = self.nameless("resumed", {"type": "train", "step": 8, "loss": 3.0}, *of_steps)
     axes = self.axes_of(functools.partial(section_training.draw_losses, View([run])))
     self.assertEqual(axes.lines[2].get_xydata().tolist(), [[4, 2.0], [8, 4.0]])
 
