@@ -10,6 +10,7 @@ import unittest
 
 from support.workspace import ROOT
 
+DEVICE = os.environ.get("PLUSGPT_DEVICE", "cpu")
 try:
   import torch
   import torch.nn.functional as F
@@ -18,7 +19,6 @@ try:
   from plusgpt_attention import attention, attention_qkvpacked
 
   from pytorch.reference import LEARNED, UNIT, Pool, dense, naive, results
-  DEVICE = os.environ.get("PLUSGPT_DEVICE", "cpu")
   plusgpt_attention.library(DEVICE)
   missing = ""
 except (ImportError, RuntimeError) as problem:
