@@ -131,7 +131,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);
 struct cudaDeviceProp {
   char name[256];
   size_t sharedMemPerBlock, sharedMemPerBlockOptin;
-  int major, minor, multiProcessorCount, l2CacheSize;
+  int major, minor, multiProcessorCount, l2CacheSize, warpSize;
 };
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int device);
 cudaError_t cudaGetDeviceCount(int* count);

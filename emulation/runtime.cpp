@@ -53,6 +53,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->sharedMemPerBlockOptin = cpu::max_shared_bytes;
   p->multiProcessorCount = cpu::pool_threads();
   p->l2CacheSize = 50 << 20;  // of an H100
+  p->warpSize = cpu::warp_size;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }

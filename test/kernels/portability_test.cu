@@ -577,6 +577,7 @@ TEST(Runtime, TheDeviceAndItsLimits) {
   ASSERT_GE(count, 1);
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  EXPECT_EQ(properties.warpSize, WARP);
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
   EXPECT_GT(free, 0u);
