@@ -133,7 +133,7 @@ def launches_table(step):
   others = {key: sum(kernel[key] for kernel in small) for key in ("calls", "ms", "share")}
   shown += [{"name": "all others", **others}] if others["share"] > 0 else []
   return of_columns(shown, {"kernel": "{name}", "calls a step": "{calls:.0f}", "ms a step": "{ms:.1f}",
-                                   "share": "{share:.1%}"})
+                            "share": "{share:.1%}"})
 
 
 def attention_table(rows):
@@ -162,7 +162,7 @@ def slowest(result):
   """The launches that lose most against their floors, once each."""
   lost = sorted(result["kernels"], key=lambda kernel: kernel["floor_s"] - kernel["s"])[:5]
   return of_columns(lost, {"furthest from the floor": "{name}", "us": lambda k: f"{k['s'] * 1e6:.0f}",
-                                  "floor": lambda k: f"{k['floor_s'] / k['s']:.0%}"})
+                           "floor": lambda k: f"{k['floor_s'] / k['s']:.0%}"})
 
 
 def figures(result):
@@ -192,7 +192,7 @@ def front(result):
             for row in result["steps"] if "missing" not in row]
   of = f", commit {result['ours']['commit']}" if result["ours"] else ""
   return of_columns(rates, {f"{result['model']}, bf16, one {result['device']}{of}": lambda row: row[0],
-                                   "tokens/s": lambda row: f"{row[1]:,.0f}"})
+                            "tokens/s": lambda row: f"{row[1]:,.0f}"})
 
 
 def peers(result):
