@@ -9,7 +9,6 @@ same targets by context, gradient norm, learning rate and speed; --brief draws o
 docs/comparing.md says what is compared with what. Without --out the picture is RUN/loss.png of the
 first run.
 """
-import argparse
 import functools
 
 from lib import sections
@@ -20,7 +19,7 @@ from lib.common import ArgumentParser, run as run_main
 
 
 def main():
-  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__)
   sections.add_arguments(parser, "loss.png")
   parser.add_argument("--brief", action="store_true", help="draw the losses only")
   parser.add_argument("--unit", choices=UNITS, default="nats", help="of losses by length and position [nats]")

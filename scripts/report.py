@@ -7,7 +7,6 @@
 docs/comparing.md says what it shows. With --out NAME.html the page is made HTML by python3-markdown.
 Equal inputs give equal pages: the date is that of the newest line.
 """
-import argparse
 import itertools
 import json
 import os
@@ -229,7 +228,7 @@ def write(args, view, swept):
 
 
 def main():
-  parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__)
   sections.add_arguments(parser)
   parser.add_argument("--sweep", action="append", default=[], metavar="FILE.json",
                       help="what scripts/sweep.py --results wrote")

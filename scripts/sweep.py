@@ -167,8 +167,7 @@ def pair(kind):
 
 
 def parse_arguments():
-  parser = ArgumentParser(description=__doc__, allow_abbrev=False,
-                          formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = ArgumentParser(description=__doc__, allow_abbrev=False)
   add, many = parser.add_argument, {"action": "append", "default": []}
   add("sweep", metavar="SWEEP.json", help="configs/sweeps/ has examples")
   add("--size", metavar="NAME", help="one of the sizes in the file")
