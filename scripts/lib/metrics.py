@@ -446,7 +446,8 @@ def main_length(run: Run) -> int | None:
 
 def main_losses(run: Run) -> list[dict]:
   """The rows of all steps at the main length, of the series that is evaluated while training."""
-  return [row for row in run.of_series() if row["length"] == main_length(run)]
+  length = main_length(run)
+  return [row for row in run.of_series() if row["length"] == length]
 
 
 def initial_loss(run: Run) -> float | None:
