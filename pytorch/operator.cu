@@ -71,7 +71,7 @@ Parsed parse(const PlusgptCall& p) {
 }
 
 // By the text of a call. A run that changes a number in each step would keep one for each.
-std::shared_ptr<const Parsed> parsed(const PlusgptCall& p) {
+std::shared_ptr<const Parsed> parsed_of(const PlusgptCall& p) {
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<const Parsed>> all;
   std::string key = format("%d %d %d ", p.H, p.D, p.bf16) + p.settings;
@@ -83,7 +83,8 @@ std::shared_ptr<const Parsed> parsed(const PlusgptCall& p) {
 
 // A call with its settings, and what is where in `saved` and in the workspace.
 template <class T> struct Layer {
-  AttentionSettings settings;
+  std::shared_ptr<const Parsed> parsed;
+  AttentionSettings settings;  // a copy, to change
   AttentionCall<T> call;
   bool has_norms = settings.qk_norm != QkNorm::none, changes_output = settings.changes_output();
   int statistics;  // floats of a row
@@ -92,10 +93,11 @@ template <class T> struct Layer {
   char* sums;           // the workspace of the backward pass
 
   explicit Layer(const PlusgptCall& p)
-      : settings(parsed(p)->attention),
+      : parsed(parsed_of(p)),
+        settings(parsed->attention),
         call{.settings = settings,
              .shape = {p.B, p.T, p.H, p.D},
-             .context = parsed(p)->config.model.context,
+             .context = parsed->config.model.context,
              .stream = static_cast<cudaStream_t>(p.stream)},
         statistics(p.training ? attention_statistics(settings, p.D) : 0) {
     if (!p.prunes) settings.prune = false;
@@ -183,7 +185,7 @@ template <class T> void backward(const PlusgptCall& p) {
 
 template <class T> void sizes(const PlusgptCall& p, PlusgptSizes& to) {
   Layer<T> layer(p);
-  if (int most = most_sequences(parsed(p)->config, p.T); p.B > most)
+  if (int most = most_sequences(layer.parsed->config, p.T); p.B > most)
     user_error("q has B = %d sequences of T = %d: at most %d can be computed at once", p.B, p.T, most);
   size_t backward =
       std::max(attention_backward_workspace(layer.call), prepare_backward_workspace(layer.settings, layer.call.shape));
